@@ -1,0 +1,42 @@
+# Everything a newcomer needs: `make demo`, `make test`.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+# The lock file is complete, so nothing is resolved; PyPI's torchvision would break the CPU torch.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-deps --disable-pip-version-check
+
+.PHONY: demo test test-all check setup smollm2 lock clean
+
+demo: setup  ## Train the built-in policy with Co-rewarding-III, two trainer processes and a vLLM server
+	$(BIN)/corew train configs/runs/demo.yaml run.name=demo-$$(date +%Y%m%d-%H%M%S)
+
+test: setup  ## Default tests (CPU, real gloo processes, real vLLM)
+	$(BIN)/python -m pytest
+
+test-all: setup  ## Default and slow tests
+	$(BIN)/python -m pytest -m ""
+
+check: setup  ## Lint and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(VENV)/.installed  ## Create .venv with the pinned CPU packages
+
+$(VENV)/.installed: requirements/cpu.lock pyproject.toml
+	@echo "Installing the pinned CPU packages into $(VENV) (about 4 GB, two minutes) ..."
+	$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) -r requirements/cpu.lock 2>/dev/null \
+		|| $(PIP_INSTALL) -r requirements/cpu.lock --extra-index-url $(TORCH_CPU_INDEX)
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+smollm2: setup  ## Fetch SmolLM2-135M-Instruct as a Hugging Face folder, with few-shot sums
+	$(BIN)/python -m megatron_corew.lab.smollm2 --out models/smollm2-135m-instruct
+
+lock: setup  ## Write the versions of .venv into requirements/cpu.lock
+	$(BIN)/python -m pip freeze --exclude-editable > requirements/cpu.lock
+
+clean:
+	rm -rf $(VENV) build *.egg-info

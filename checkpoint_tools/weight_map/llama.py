@@ -1,0 +1,23 @@
+"""Dense Llama (2, 3, 3.1, 3.2): one layer's weights."""
+
+from checkpoint_tools.weight_map.rows import (
+    Row,
+    attention_output,
+    gate_up,
+    hidden_norm,
+    mlp_output,
+    qkv_weight,
+)
+
+LAYER = (
+    Row(
+        "self_attention.linear_qkv.weight",
+        ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+        qkv_weight,
+    ),
+    Row("self_attention.linear_proj.weight", ("self_attn.o_proj.weight",), attention_output),
+    Row("mlp.linear_fc1.weight", ("mlp.gate_proj.weight", "mlp.up_proj.weight"), gate_up),
+    Row("mlp.linear_fc2.weight", ("mlp.down_proj.weight",), mlp_output),
+    Row("input_layernorm.weight", ("input_layernorm.weight",), hidden_norm),
+    Row("pre_mlp_layernorm.weight", ("post_attention_layernorm.weight",), hidden_norm),
+)

@@ -1,0 +1,153 @@
+"""`corew`: the commands, each a few lines over the parts that do the work."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from megatron_corew import launch, preflight
+from megatron_corew.config import Config
+from megatron_corew.config_file import load_config
+from megatron_corew.methods import METHODS
+from megatron_corew.runs import RunFolder
+
+app = typer.Typer(
+    help="Train language models to reason without labels: Co-rewarding on Megatron-Core and vLLM.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+_console = Console(highlight=False, markup=False, soft_wrap=True)
+_errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Users' and the world's errors end the command with one line and exit code 1."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        _errors.print(f"error: {error}", style="red")
+        raise typer.Exit(1) from error
+
+
+@app.command(epilog="Example: corew train configs/runs/demo.yaml method=majority_vote run.steps=20")
+def train(
+    config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+    ] = None,
+) -> None:
+    """Train a run, or resume it from its last checkpoint.
+
+    Starts the trainer's processes and a vLLM server on this machine. Under torchrun or srun it
+    is one of the processes itself.
+    """
+    with _one_line_errors():
+        config = load_config(config_file, overrides or [])
+        launch.join_slurm()
+        folder = RunFolder.of(config)
+        if launch.is_worker():
+            _work(config, folder)
+        else:
+            _start(config, folder)
+
+
+def _start(config: Config, folder: RunFolder) -> None:
+    for note in preflight.check(config):
+        _console.print(note)
+    folder.prepare(config)
+    done = folder.latest_step()
+    if done == config.run.steps:
+        _console.print(f"{folder.path} is finished: all {done} steps are done.")
+        _sum_up(folder)
+        return
+    if done:
+        _console.print(f"resuming {folder.path} after step {done}")
+    # An interrupt reaches the whole process group: let the processes end in their own order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = launch.start_processes(config, folder)
+    if code != 0:
+        raise RuntimeError(
+            f"the trainer ended with code {code}; logs are in {folder.logs}. The same command "
+            "resumes after the last checkpoint."
+        )
+    _sum_up(folder)
+
+
+def _work(config: Config, folder: RunFolder) -> None:
+    from megatron_corew.run import run
+
+    driver = os.environ["RANK"] == "0"
+    if driver:
+        preflight.check(config)
+        folder.prepare(config)
+    run(config)
+    if driver:
+        _sum_up(folder)
+
+
+def _sum_up(folder: RunFolder) -> None:
+    from megatron_corew.observe.metrics import read_metrics
+    from megatron_corew.observe.report import write_report
+    from megatron_corew.observe.summary import summary_text
+
+    page = write_report(folder.path)
+    _console.print()
+    _console.print(summary_text(read_metrics(folder.path), folder=folder.path))
+    _console.print(f"report: {page}")
+
+
+@app.command(epilog="Example: corew export runs/demo --step 60 exported/demo")
+def export(
+    run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    out: Annotated[Path, typer.Argument(help="Hugging Face folder to write.")],
+    step: Annotated[int | None, typer.Option(help="Checkpoint; the newest by default.")] = None,
+    teacher: Annotated[bool, typer.Option(help="The teacher's weights.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+) -> None:
+    """Write a checkpoint as a Hugging Face folder that transformers and vLLM load."""
+    with _one_line_errors():
+        from megatron_corew.export import export_checkpoint
+
+        written = export_checkpoint(
+            RunFolder(run_folder), out, step=step, teacher=teacher, overwrite=overwrite
+        )
+        _console.print(written)
+
+
+@app.command(epilog="Example: corew report runs/demo")
+def report(run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
+    """Write the report of a run, finished or not, and print its summary."""
+    with _one_line_errors():
+        if not run_folder.is_dir():
+            raise ValueError(f"RUN_FOLDER: need the folder of a run, got {run_folder}.")
+        _sum_up(RunFolder(run_folder))
+
+
+@app.command()
+def methods() -> None:
+    """List the method presets."""
+    for name, method in METHODS.items():
+        views = " and ".join(method.views)
+        label = f"{method.labeller}, other view" if method.crossed else method.labeller
+        _console.print(
+            f"{name:<25} trains {views:<23} label: {label:<21} "
+            f"KL to the {method.kl_reference} reference, {method.kl_coef}"
+        )
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,373 @@
+"""Every knob and every default, once. Needs pydantic only: no torch, no megatron, no vllm.
+
+A field is documented where it stands, with its unit. A rule across fields is a method whose
+name says the rule; rules refuse and never change a value. ``config_file`` reads YAML into this.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from megatron_corew.methods import METHODS, Method
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0.0)]
+NotNegative = Annotated[float, Field(ge=0.0)]
+
+
+class Section(BaseModel):
+    """A group of knobs: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class RunConfig(Section):
+    """What the run is called, how long it is, where it writes."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
+    """Name of the run: letters, digits, dots, dashes; its folder is ``<root>/<name>``."""
+    root: str = "runs"
+    """Folder that holds the runs."""
+    steps: Count
+    """Training steps. No default: the run length is always a decision."""
+    seed: int = 0
+    """Seed of the data order and of the sampling."""
+
+
+class ModelConfig(Section):
+    """The policy to start from."""
+
+    path: str
+    """Hugging Face folder (Llama, Qwen2 or Qwen3 dense), or ``lab`` for the built-in policy."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of the trained parameters; the optimizer and the teacher are float32 always."""
+
+
+class DataConfig(Section):
+    """Where the questions come from and how they become prompts."""
+
+    train: str
+    """A parquet or jsonl file, a Hugging Face hub id, or ``lab``."""
+    train_rephrased: str | None = None
+    """A second file with the rephrased questions, when they are not a column of ``train``."""
+    eval: str | None = None
+    """Held-out questions with answers, same forms as ``train``; None: no evaluation."""
+    eval_rephrased: str | None = None
+    """Rephrasings of the held-out questions, as ``train_rephrased``."""
+    split: str = "train"
+    """Split to take from a hub data set for training."""
+    eval_split: str = "test"
+    """Split to take from a hub data set for evaluation."""
+    prompt_column: str = "prompt"
+    """Column of the question: text, or a list of {role, content} messages."""
+    rephrased_column: str | None = None
+    """Column of the rephrased question, in ``train`` itself."""
+    answer_column: str | None = None
+    """Column of the true answer, dotted for nested fields (``reward_model.ground_truth``)."""
+    id_column: str | None = None
+    """Column that joins the views, dotted for nested fields; None: the row number."""
+    system_prompt: str | None = None
+    """System message put before questions that are plain text; None: none."""
+    chat_template: bool = True
+    """True: render with the tokenizer's chat template; False: the question text as it is."""
+    max_prompt_tokens: Count = 512
+    """Longer prompts are dropped and counted; a pair is dropped when either side is longer."""
+    max_questions: Count | None = None
+    """Use the first so many questions of the training data; None: all."""
+
+
+class RolloutConfig(Section):
+    """How responses are sampled."""
+
+    prompts_per_step: Count = 128
+    """Questions per step. Paper: 128."""
+    samples_per_prompt: Annotated[int, Field(ge=2)] = 8
+    """Policy responses per prompt, the group of GRPO. Paper: 8."""
+    teacher_samples: Count = 8
+    """Teacher responses per prompt, for the vote. Paper: 8."""
+    max_response_tokens: Count = 3072
+    """Longest response, in tokens. Paper: 3,072."""
+    temperature: Positive = 1.0
+    """Sampling temperature of policy and teacher; the trainer's log-probs use it too."""
+    top_p: Share = 1.0
+    """Must be 1: a truncated distribution would bias the log-prob ratios."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, besides the model's own end tokens."""
+
+    @model_validator(mode="after")
+    def sampling_is_not_truncated(self) -> Self:
+        """The sampler's log-probs must be those of the full distribution."""
+        if self.top_p != 1.0:
+            raise ValueError(
+                f"rollout.top_p: need 1.0, got {self.top_p}. The trainer's log-probs are those of "
+                "the full distribution; lower rollout.temperature instead."
+            )
+        return self
+
+
+class ServersConfig(Section):
+    """The vLLM servers: started by the run, or addressed where they stand."""
+
+    policy: tuple[str, ...] = ()
+    """Addresses (http://host:port) of running servers; empty: the run starts one itself."""
+    teacher: tuple[str, ...] = ()
+    """Addresses of servers for the teacher; empty: policy and teacher take turns."""
+    tensor_parallel: Count = 1
+    """Tensor-parallel size of a server that the run starts."""
+    host: str = "127.0.0.1"
+    """Interface that a started server binds to."""
+    transfer: Literal["shm"] = "shm"
+    """How weights reach the servers: files in shared memory, for servers on this host."""
+    bucket_mb: Count = 64
+    """Largest piece of a weight push, in MB."""
+    start_timeout_s: Positive = 300.0
+    """Seconds a server may take until it is healthy."""
+    request_timeout_s: Positive = 600.0
+    """Seconds a sampling or weight request may take."""
+    max_sequences: Count = 256
+    """Sequences a server works on at the same time."""
+    threads: Count = 1
+    """CPU threads of a started server."""
+    kv_cache_gb: Positive = 1.0
+    """Memory of the key/value cache of a started CPU server, in GB."""
+    gpu_memory_share: Share = 0.6
+    """Share of GPU memory a started server takes. Paper: 0.6 to 0.8."""
+
+
+class AnswersConfig(Section):
+    """What counts as the same answer, and when a vote gives a label."""
+
+    equivalence: Literal["math", "raw"] = "math"
+    """``math``: canonical keys and math-verify. ``raw``: equal strings, as the official code."""
+    tie: Literal["abstain", "first", "shortest"] = "abstain"
+    """Label of a tied vote: none, the answer seen first (official), or the shortest key."""
+    min_share: Share = 0.0
+    """Smallest share of the responses that makes a label; below it there is none."""
+    unlabelled: Literal["drop", "keep"] = "drop"
+    """Groups without a label: out of the loss, or in it with advantage 0 (official: KL acts)."""
+    verify_timeout_s: Positive = 5.0
+    """Seconds one math-verify comparison may take before its process is killed."""
+    verify_workers: Count = 1
+    """Processes for math-verify."""
+
+
+class LossConfig(Section):
+    """The surrogate, its KL term, and how token losses are averaged."""
+
+    clip_low: Share = 0.2
+    """Ratios below 1 - clip_low are clipped. Paper: 0.2."""
+    clip_high: NotNegative = 0.2
+    """Ratios above 1 + clip_high are clipped. Paper: 0.2."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Upper bound of the ratio for negative advantages; None: off. Official: 3."""
+    kl_coef: NotNegative | None = None
+    """Weight of the KL term; None: the method's own (see methods.py)."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Per-token estimator of the KL to the reference. Paper: k3."""
+    kl_clamp: Positive | None = 10.0
+    """The estimate is clamped to +-kl_clamp; None: off. Official: 10."""
+    aggregation: Literal["token_mean", "seq_mean", "micro_batch_token_mean", "dr_grpo"] = (
+        "token_mean"
+    )
+    """Global token mean; mean of sequence means (paper eq. 4); token mean inside each official
+    micro-batch; or sum over tokens by (sequences x rollout.max_response_tokens)."""
+    official_micro_batch: Count = 8
+    """Rollouts per view in a micro-batch of ``micro_batch_token_mean``. Official: 8 (III: 4)."""
+    divide_by_std: bool = True
+    """Advantages divided by the group's standard deviation; False: Dr.GRPO."""
+    updates_per_step: Count = 1
+    """Optimizer updates on the rollouts of one step. Paper: 1."""
+    tis_cap: Positive | None = None
+    """Truncated importance sampling: cap on the trainer/sampler ratio; None: off."""
+
+
+class OptimizerConfig(Section):
+    """AdamW and its learning rate."""
+
+    lr: Positive = 3e-6
+    """Peak learning rate. Paper: 3e-6."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Adam's decay rates. Paper: 0.9, 0.999."""
+    eps: Positive = 1e-8
+    """Adam's epsilon. Paper: 1e-8."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay. Official code: 0.01."""
+    clip_grad: Positive = 1.0
+    """Largest gradient norm. Official code: 1."""
+    warmup_share: Share = 0.1
+    """Share of the updates with a rising learning rate. Paper: 0.1."""
+    min_lr_share: Share = 0.0
+    """Learning rate at the end, as a share of the peak. Official code: 0."""
+    warmup_from_zero: bool = False
+    """True: the first update has learning rate 0, as in the official code."""
+    max_skipped_updates: Count = 3
+    """Updates with a non-finite loss or gradient that may be skipped before the run stops."""
+
+
+class TeacherConfig(Section):
+    """The EMA teacher's schedule and storage."""
+
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Course of the policy's weight: cosine from weight_start to weight_end, or weight_start."""
+    weight_start: Share = 0.01
+    """Policy weight mixed into the teacher at the first update (decay 0.99). Paper: 0.01."""
+    weight_end: Share = 1e-4
+    """Policy weight at the last update. Paper: 1e-4 (decay 0.9999); official script: 1e-5."""
+    update_every: Count = 1
+    """Steps between two teacher updates."""
+    residual: Literal["float32", "bfloat16"] = "float32"
+    """Type of the rounding residual beside the float32 teacher."""
+
+
+class ParallelConfig(Section):
+    """The layout of the trainer."""
+
+    tensor: Count = 1
+    """Tensor-parallel size."""
+    pipeline: Count = 1
+    """Pipeline-parallel size."""
+    data: Count = 1
+    """Data-parallel size; processes = tensor x pipeline x data."""
+    sequence: bool = False
+    """Sequence parallelism inside the tensor-parallel group."""
+    distributed_optimizer: bool = False
+    """Shard optimizer and teacher over the data-parallel group."""
+    micro_batch_rollouts: Count = 8
+    """Rollouts per forward pass and rank. The result does not depend on it."""
+    logit_chunk_tokens: Count = 4096
+    """Response tokens whose float32 logits exist at the same time."""
+    threads: Count = 1
+    """CPU threads of a trainer process (without a GPU)."""
+    timeout_s: Positive = 1800.0
+    """Seconds a collective operation may wait before the run is ended."""
+
+    @property
+    def processes(self) -> int:
+        """Number of trainer processes."""
+        return self.tensor * self.pipeline * self.data
+
+    @model_validator(mode="after")
+    def sequence_parallel_needs_tensor_parallel(self) -> Self:
+        """A setting without effect is an error."""
+        if self.sequence and self.tensor == 1:
+            raise ValueError(
+                "parallel.sequence: needs parallel.tensor > 1, got 1. Set parallel.sequence=false."
+            )
+        return self
+
+
+class CheckpointConfig(Section):
+    """When the whole state of the run is saved."""
+
+    every: Annotated[int, Field(ge=0)] = 30
+    """Steps between checkpoints; 0: only at the end. Official: 10 (I), 30 (II, III)."""
+    keep: Count = 2
+    """Newest checkpoints to keep."""
+
+
+class EvaluateConfig(Section):
+    """Held-out accuracy during the run."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Steps between evaluations; 0: only before and after. Official: 10."""
+    questions: Count = 256
+    """Held-out questions to use, the first of the file."""
+    samples_per_prompt: Count = 1
+    """Responses per held-out prompt; accuracy is their mean (pass@1)."""
+    temperature: NotNegative = 0.0
+    """Sampling temperature; 0 is greedy. Official validation: greedy."""
+
+
+class ObserveConfig(Section):
+    """Where metrics and rollouts are written besides metrics.jsonl."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+    wandb_project: str | None = None
+    """Weights & Biases project; None: off. Needs the ``wandb`` extra."""
+    rollout_groups: Annotated[int, Field(ge=0)] = 8
+    """Rollout groups per step and view written to rollouts.jsonl."""
+
+
+class Config(Section):
+    """One training run."""
+
+    method: str
+    """Preset of methods.py: co_rewarding_i, _ii, _iii, majority_vote, ground_truth, ..."""
+    run: RunConfig
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    servers: ServersConfig = ServersConfig()
+    answers: AnswersConfig = AnswersConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    @property
+    def preset(self) -> Method:
+        """The method's row."""
+        return METHODS[self.method]
+
+    @property
+    def kl_coef(self) -> float:
+        """The KL weight in force."""
+        return self.preset.kl_coef if self.loss.kl_coef is None else self.loss.kl_coef
+
+    @model_validator(mode="after")
+    def method_is_known(self) -> Self:
+        """The preset exists."""
+        if self.method not in METHODS:
+            raise ValueError(f"method: need one of {', '.join(METHODS)}; got {self.method!r}.")
+        return self
+
+    @model_validator(mode="after")
+    def method_finds_its_columns(self) -> Self:
+        """The data have the view and the answers that the method needs."""
+        if self.data.train == "lab" or self.method not in METHODS:
+            return self
+        has_rephrased = self.data.rephrased_column or self.data.train_rephrased
+        if self.preset.needs_rephrasings and not has_rephrased:
+            raise ValueError(
+                f"data.rephrased_column: method {self.method} trains on rephrased questions, got "
+                "none. Set data.rephrased_column or data.train_rephrased."
+            )
+        if self.preset.labeller == "ground_truth" and not self.data.answer_column:
+            raise ValueError(
+                f"data.answer_column: method {self.method} needs true answers, got none. "
+                "Set data.answer_column."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def updates_divide_the_prompts(self) -> Self:
+        """Every update of a step gets the same number of whole groups."""
+        prompts, updates = self.rollout.prompts_per_step, self.loss.updates_per_step
+        if prompts % updates:
+            rollouts = prompts * self.rollout.samples_per_prompt
+            raise ValueError(
+                f"loss.updates_per_step: need a divisor of rollout.prompts_per_step ({prompts}; "
+                f"{rollouts} rollouts = {prompts} x {self.rollout.samples_per_prompt}), got "
+                f"{updates}."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def official_micro_batch_divides_the_update(self) -> Self:
+        """A micro-batch of the official mean never crosses an update."""
+        rollouts = self.rollout.prompts_per_step * self.rollout.samples_per_prompt
+        rollouts //= self.loss.updates_per_step
+        official = self.loss.aggregation == "micro_batch_token_mean"
+        if official and rollouts % self.loss.official_micro_batch:
+            raise ValueError(
+                f"loss.official_micro_batch: need a divisor of the {rollouts} rollouts of an "
+                f"update, got {self.loss.official_micro_batch}."
+            )
+        return self

@@ -1,0 +1,73 @@
+"""Writes the policy or the teacher of a checkpoint as a Hugging Face folder."""
+
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from checkpoint_tools.hf_folder import HfReader, HfWriter
+from megatron_corew import preflight
+from megatron_corew.config_file import load_config
+from megatron_corew.runs import RunFolder
+
+
+def export_checkpoint(
+    folder: RunFolder, out: Path, *, step: int | None, teacher: bool, overwrite: bool
+) -> str:
+    """Export one checkpoint, in this process.
+
+    Args:
+        folder: of the run.
+        out: Hugging Face folder to write.
+        step: which checkpoint; None: the newest.
+        teacher: the teacher's weights instead of the policy's.
+        overwrite: replace ``out`` if it exists.
+
+    Returns:
+        What was written, in one line.
+
+    Raises:
+        ValueError: no such run or checkpoint, no teacher in it, or ``out`` exists.
+    """
+    checkpoint = _find(folder, step)
+    config = load_config(folder.config_file)
+
+    from megatron_corew.mcore.checkpoint import read_meta
+    from megatron_corew.mcore.export import checkpoint_stream, single_process
+    from megatron_corew.mcore.model import DTYPES
+    from megatron_corew.mcore.parallel import parallel_world
+
+    if teacher and not read_meta(checkpoint)["has_teacher"]:
+        raise ValueError(
+            f"--teacher: need a checkpoint with a teacher, got {checkpoint} of method "
+            f"{config.method}. Leave --teacher out."
+        )
+    source = preflight.model_folder(config)
+    reader, dtype = HfReader(source), DTYPES[config.model.dtype]
+    alone = single_process(config, dtype="float32" if teacher else config.model.dtype)
+    columns = (TextColumn("exporting"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with (
+        HfWriter(out, source_folder=source, dtype=dtype, overwrite=overwrite) as writer,
+        parallel_world(alone.parallel, seed=0) as layout,
+        Progress(*columns) as progress,
+    ):
+        stream = checkpoint_stream(checkpoint, alone, reader.architecture, layout, teacher=teacher)
+        task, num_bytes = progress.add_task("export", total=None), 0
+        for name, tensor in stream:
+            assert tensor is not None, "a single process holds every tensor"
+            writer.add(name, tensor)
+            num_bytes += tensor.numel() * dtype.itemsize
+            progress.update(task, completed=num_bytes)
+        writer.finish()
+    role = "teacher" if teacher else "policy"
+    return f"wrote the {role} of {checkpoint} to {out}: {num_bytes / 1e6:.1f} MB, {dtype}"
+
+
+def _find(folder: RunFolder, step: int | None) -> Path:
+    steps = folder.steps()
+    if not folder.config_file.exists() or not steps:
+        raise ValueError(
+            f"RUN_FOLDER: need the folder of a run with a checkpoint, got {folder.path}."
+        )
+    if step is not None and step not in steps:
+        raise ValueError(f"--step: need one of {', '.join(map(str, steps))}, got {step}.")
+    return folder.checkpoints / f"step-{steps[-1] if step is None else step:06d}"

@@ -1,0 +1,107 @@
+"""Builds this rank's part of the policy from a Hugging Face architecture."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from checkpoint_tools.weight_map.architecture import Architecture, inv_freq
+from megatron_corew.config import Config
+from megatron_corew.layout_check import check_divisible
+from megatron_corew.mcore import platform
+from megatron_corew.mcore.modules import layer_spec
+from megatron_corew.mcore.parallel import Layout
+
+platform.redirect_torch()
+
+from megatron.core.models.gpt import GPTModel  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class HiddenStateModel(GPTModel):
+    """Megatron's GPT whose last stage gives hidden states instead of logits.
+
+    ``logprobs.token_scores`` goes on from there, chunk by chunk and for response tokens only,
+    so the logits of a whole micro-batch are never built.
+    """
+
+    def _postprocess(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+        return hidden_states
+
+    def output_weight(self) -> Tensor:
+        """[W, D] this rank's rows of the output layer; the embedding's when they are tied."""
+        if self.share_embeddings_and_output_weights:
+            return self.shared_embedding_or_output_weight()
+        return self.output_layer.weight
+
+
+def padded_vocab_size(architecture: Architecture, tensor_size: int) -> int:
+    """The vocabulary rounded up to whole, equal parts for the tensor-parallel ranks."""
+    return -(-architecture.vocab_size // tensor_size) * tensor_size
+
+
+def transformer_config(architecture: Architecture, config: Config) -> TransformerConfig:
+    """Megatron's configuration of the model under a run's layout and precision."""
+    dtype = DTYPES[config.model.dtype]
+    return TransformerConfig(
+        num_layers=architecture.num_layers,
+        hidden_size=architecture.hidden_size,
+        num_attention_heads=architecture.num_heads,
+        num_query_groups=architecture.num_kv_heads,
+        kv_channels=architecture.head_size,
+        ffn_hidden_size=architecture.ffn_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=architecture.norm_eps,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=architecture.qkv_bias,
+        qk_layernorm=architecture.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=config.parallel.tensor,
+        pipeline_model_parallel_size=config.parallel.pipeline,
+        sequence_parallel=config.parallel.sequence,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        use_cpu_initialization=not platform.has_cuda(),
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=platform.has_cuda(),
+        # Micro-batches of a step differ in length; stages tell each other the shapes.
+        variable_seq_lengths=config.parallel.pipeline > 1,
+        moe_token_dispatcher_type="alltoall",
+        # The loss is a plain sum of weighted token losses: no division by Megatron.
+        calculate_per_token_loss=True,
+    )
+
+
+def build_model(architecture: Architecture, config: Config, layout: Layout) -> HiddenStateModel:
+    """This rank's layers, with unset weights.
+
+    Args:
+        architecture: what the Hugging Face folder describes.
+        config: the run; its layout and precision are used.
+        layout: where this rank stands.
+
+    Raises:
+        ValueError: heads, key/value heads, layers or inner size do not divide by the layout.
+    """
+    check_divisible(architecture, config)
+    megatron_config = transformer_config(architecture, config)
+    model = HiddenStateModel(
+        config=megatron_config,
+        transformer_layer_spec=layer_spec(megatron_config, qk_norm=architecture.qk_norm),
+        vocab_size=padded_vocab_size(architecture, layout.tensor_size),
+        max_sequence_length=architecture.max_positions,
+        pre_process=layout.first_stage,
+        post_process=layout.last_stage,
+        parallel_output=True,
+        share_embeddings_and_output_weights=architecture.tied,
+        position_embedding_type="rope",
+        rotary_base=architecture.rope_theta,
+    )
+    # Megatron-Core hard-codes three of the four llama3 scaling values; ours come from the folder.
+    model.rotary_pos_emb.inv_freq = inv_freq(architecture).to(platform.device())
+    return model.to(platform.device())

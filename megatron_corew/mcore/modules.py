@@ -1,0 +1,85 @@
+"""The layer specification of the policy: Transformer Engine's on GPUs, our own on the CPU."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron_corew.mcore import platform
+
+platform.redirect_torch()
+
+from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
+from megatron.core.transformer.transformer_block import (  # noqa: E402
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """RMSNorm that works with sequence parallelism.
+
+    The mark makes Megatron sum the weight's gradient over the tensor-parallel ranks, each of
+    which normalises its own part of the sequence. The stock local norm refuses that layout.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class CausalSdpa(torch.nn.Module):
+    """Core attention by torch's scaled_dot_product_attention: causal, right-padded batches.
+
+    Padding stands on the right, so no real token ever sees it and no mask is needed.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, *_: Any, softmax_scale: float | None = None, **__: Any
+    ) -> None:
+        super().__init__()
+        self.scale = softmax_scale
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """[S, B, heads, K] queries, [S, B, groups, K] keys and values -> [S, B, heads * K]."""
+        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scale, enable_gqa=True
+        )
+        return out.permute(2, 0, 1, 3).flatten(start_dim=2)
+
+
+def uses_transformer_engine() -> bool:
+    """Whether the Transformer Engine spec is built: on a GPU, where it is installed."""
+    return platform.has_cuda() and find_spec("transformer_engine") is not None
+
+
+def layer_spec(
+    config: TransformerConfig, *, qk_norm: bool
+) -> ModuleSpec | TransformerBlockSubmodules:
+    """The specification of this rank's layers.
+
+    Args:
+        config: Megatron's configuration of the model.
+        qk_norm: normalise queries and keys per head (Qwen3).
+    """
+    if uses_transformer_engine():
+        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_norm)
+    spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
+    layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    attention.core_attention = CausalSdpa
+    if qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return TransformerBlockSubmodules(
+        layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=RMSNorm
+    )

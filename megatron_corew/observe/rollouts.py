@@ -1,0 +1,126 @@
+"""Sampled responses with all that was decided about them, as JSON lines for people to read."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from megatron_corew.observe.jsonl import append, last_line, open_for_append, read_lines
+from megatron_corew.types import RolloutGroup, View, ViewLabels
+
+ROLLOUTS_FILE = "rollouts.jsonl"
+
+
+class RolloutLog:
+    """Writes rollouts of a run; use as a context manager.
+
+    Args:
+        folder: the run's folder; it exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / ROLLOUTS_FILE
+        self._file = open_for_append(path)
+        last = last_line(path)
+        self._attempt = 1 + last["attempt"] if last else 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def write(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Record the rollouts of a step.
+
+        Args:
+            step: training step.
+            records: one per response, for example from ``rollout_records``.
+        """
+        stamp = {"step": step, "attempt": self._attempt}
+        append(self._file, *(stamp | dict(record) for record in records))
+
+
+def rollout_records(
+    groups: Sequence[RolloutGroup],
+    labels: Mapping[View, ViewLabels],
+    rewards: Sequence[Sequence[float]],
+    *,
+    groups_per_view: int,
+) -> list[dict[str, Any]]:
+    """The first groups of every view as records.
+
+    Args:
+        groups: the policy's rollouts, ordered by (view, question).
+        labels: of every trained view, in the order of the questions.
+        rewards: one row per group.
+        groups_per_view: groups to take of each view.
+
+    Returns:
+        One record per response: ``question_id``, ``view``, ``sample``, ``prompt``, ``text``,
+        ``answer``, ``label``, ``reward``, ``correct`` (None without a ground truth),
+        ``finish_reason``, ``tokens`` and ``weights_version``.
+    """
+    records: list[dict[str, Any]] = []
+    seen: dict[View, int] = {}
+    for group, row in zip(groups, rewards, strict=True):
+        view = group.prompt.view
+        place = seen[view] = seen.get(view, -1) + 1
+        if place < groups_per_view:
+            records += _group_records(group, labels[view], row, place)
+    return records
+
+
+def read_rollouts(folder: Path, steps: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """The recorded rollouts of a run.
+
+    Args:
+        folder: the run's folder.
+        steps: only these steps; None: the first and the last recorded one.
+
+    Returns:
+        The records in the order of the steps. Of a step that was run again after a resume only
+        the later attempt's. Empty without a file.
+
+    Raises:
+        ValueError: a line before the last is damaged.
+    """
+    kept: dict[int, list[dict[str, Any]]] = {}
+    for line in read_lines(folder / ROLLOUTS_FILE):
+        step = line["step"]
+        if steps is not None and step not in steps:
+            continue
+        if step in kept and kept[step][-1]["attempt"] != line["attempt"]:
+            del kept[step]
+        kept.setdefault(step, []).append(line)
+        # The file may be far larger than memory: hold only what can still be asked for.
+        if steps is None and len(kept) > 2:
+            del kept[sorted(kept)[1]]
+    return [record for step in sorted(kept) for record in kept[step]]
+
+
+def _group_records(
+    group: RolloutGroup, labels: ViewLabels, rewards: Sequence[float], place: int
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "question_id": group.prompt.question_id,
+            "view": group.prompt.view,
+            "sample": sample,
+            "prompt": group.prompt.text,
+            "text": rollout.text,
+            "answer": labels.votes[place].answers[sample],
+            "label": labels.labels[place] if labels.labels is not None else None,
+            "reward": rewards[sample],
+            "correct": labels.correct[place][sample] if labels.correct is not None else None,
+            "finish_reason": rollout.finish_reason,
+            "tokens": len(rollout.token_ids),
+            "weights_version": rollout.weights_version,
+        }
+        for sample, rollout in enumerate(group.rollouts)
+    ]

@@ -1,0 +1,161 @@
+"""What happens around the steps of a run: time, records, evaluation, checkpoints.
+
+Rank 0 writes; evaluation and checkpoints are collective, so every rank has an observer.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from megatron_corew.answers.judge import AnswerJudge
+from megatron_corew.config import Config
+from megatron_corew.evaluate.accuracy import Sampler, accuracy
+from megatron_corew.observe.clock import PhaseClock
+from megatron_corew.observe.metrics import MetricLog
+from megatron_corew.observe.progress import Progress
+from megatron_corew.observe.rollouts import RolloutLog, rollout_records
+from megatron_corew.observe.step_metrics import mean_metrics, step_metrics
+from megatron_corew.ranks import is_driver
+from megatron_corew.runs import RunFolder
+from megatron_corew.seeds import call_seed
+from megatron_corew.types import Question, RolloutGroup, View, ViewLabels
+
+
+class Observer:
+    """Everything that the loop calls and that is not the algorithm; use as a context manager.
+
+    Args:
+        config: the run.
+        folder: where it writes.
+        evaluation_sampler: samples from the policy with the evaluation's settings.
+        judge: compares answers with the truth.
+        held_out: questions with answers; empty: no evaluation.
+        save: writes a checkpoint of the state after a step.
+        first_step: the first step of this attempt.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        *,
+        evaluation_sampler: Sampler,
+        judge: AnswerJudge,
+        held_out: Sequence[Question],
+        save: Callable[[int], object],
+        first_step: int,
+    ) -> None:
+        self._config, self._folder, self._first_step = config, folder, first_step
+        self._sampler, self._judge, self._held_out = evaluation_sampler, judge, held_out
+        self._save, self._clock, self._step_start = save, PhaseClock(), time.monotonic()
+        self._open = ExitStack()
+        self._writes = is_driver()
+
+    def __enter__(self) -> Self:
+        if self._writes:
+            config = self._config
+            self._log = self._open.enter_context(
+                MetricLog(
+                    self._folder.path,
+                    tensorboard=config.observe.tensorboard,
+                    wandb_project=config.observe.wandb_project,
+                    config_dict=config.model_dump(),
+                )
+            )
+            self._rollouts = self._open.enter_context(RolloutLog(self._folder.path))
+            self._progress = self._open.enter_context(
+                Progress(config.run.steps, first_step=self._first_step)
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Count the seconds of a part of the step, and show its name."""
+        if self._writes:
+            self._progress.doing(name.replace("_", " "))
+        return self._clock.phase(name)
+
+    def before_training(self) -> None:
+        """Evaluate the policy as it comes, unless this attempt goes on with an earlier one."""
+        if self._first_step == 1 and self._held_out:
+            self._record(0, self._evaluate())
+        self._step_start = time.monotonic()
+
+    def after_step(
+        self,
+        step: int,
+        *,
+        updates: Sequence[Mapping[str, float]],
+        teacher_weight: float,
+        groups: Sequence[RolloutGroup],
+        labels: Mapping[View, ViewLabels],
+        rewards_PG: Tensor,
+    ) -> None:
+        """Record the step; evaluate and save when it is time.
+
+        Args:
+            step: the step that is done.
+            updates: metrics of its optimizer updates.
+            teacher_weight: share of the policy mixed into the teacher in this step.
+            groups: the policy's rollouts.
+            labels: votes, labels and rewards of every view.
+            rewards_PG: [P, G] float32, the rewards as trained on.
+        """
+        rewards = rewards_PG.tolist()
+        metrics = step_metrics(groups, labels, rewards) | mean_metrics(updates)
+        metrics |= {"teacher/weight": teacher_weight} | self._judge.statistics()
+        metrics |= self._throughput(groups, metrics["policy/trained_tokens"] * len(updates))
+        last = step == self._config.run.steps
+        if self._held_out and (last or _is_due(step, self._config.evaluate.every)):
+            with self.phase("evaluate"):
+                metrics |= self._evaluate()
+        if last or _is_due(step, self._config.checkpoint.every):
+            with self.phase("save"):
+                self._save(step)
+        now = time.monotonic()
+        metrics["time/step_s"], self._step_start = now - self._step_start, now
+        self._record(step, metrics | self._clock.collect())
+        if self._writes:
+            count = self._config.observe.rollout_groups
+            self._rollouts.write(
+                step, rollout_records(groups, labels, rewards, groups_per_view=count)
+            )
+
+    def _evaluate(self) -> dict[str, float]:
+        return accuracy(
+            self._held_out,
+            self._sampler,
+            self._judge,
+            samples=self._config.evaluate.samples_per_prompt,
+            # The same noise at every step: differences come from the weights.
+            seed=call_seed(self._config.run.seed, 0, "evaluate"),
+        )
+
+    def _throughput(self, groups: Sequence[RolloutGroup], trained: float) -> dict[str, float]:
+        sampled = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        seconds = self._clock.seconds()
+        return {
+            f"tokens_per_s/{phase}": tokens / seconds[phase]
+            for phase, tokens in (("policy_rollout", sampled), ("train", trained))
+            if seconds.get(phase)
+        }
+
+    def _record(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writes:
+            self._log.log(step, metrics)
+            self._progress.update(step, metrics)
+
+
+def _is_due(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0

@@ -1,0 +1,122 @@
+"""Finds what is wrong with a run before a server or a trainer process starts."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megatron_corew.config import Config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from megatron_corew.data.prompts import LoadedQuestions
+
+LAB_POLICY = Path(__file__).parent / "lab" / "policy"
+
+
+def model_folder(config: Config) -> Path:
+    """The Hugging Face folder of the policy; ``lab`` is the one in this package.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    folder = LAB_POLICY if config.model.path == "lab" else Path(config.model.path)
+    if not (folder / "config.json").exists():
+        raise ValueError(
+            f"model.path: need a Hugging Face folder with a config.json, got {folder}. Download "
+            "the model first, or set model.path=lab for the built-in policy."
+        )
+    return folder
+
+
+def tokenizer(config: Config) -> "PreTrainedTokenizerBase":
+    """The policy's tokenizer, from its folder only."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_folder(config), local_files_only=True)
+
+
+def training_questions(config: Config) -> "LoadedQuestions":
+    """The usable training questions, checked against the batch size."""
+    from megatron_corew.data.prompts import QuestionStream, load_questions
+
+    loaded = load_questions(
+        config.data,
+        tokenizer(config),
+        which="train",
+        needs_rephrasings=config.preset.needs_rephrasings,
+        needs_answers=config.preset.labeller == "ground_truth",
+    )
+    QuestionStream(loaded.questions, config.rollout.prompts_per_step, config.run.seed)
+    return loaded
+
+
+def held_out_questions(config: Config) -> "LoadedQuestions | None":
+    """The questions of the evaluation, or None without ``data.eval``."""
+    from megatron_corew.data.prompts import load_questions
+
+    if config.data.eval is None:
+        return None
+    return load_questions(
+        config.data,
+        tokenizer(config),
+        which="eval",
+        needs_rephrasings=False,
+        needs_answers=True,
+        limit=config.evaluate.questions,
+    )
+
+
+def check_model(config: Config) -> None:
+    """Refuse an unknown architecture, a layout that does not fit, or too long sequences.
+
+    Raises:
+        ValueError: one line naming the knob.
+    """
+    from checkpoint_tools.hf_folder import HfReader
+    from checkpoint_tools.weight_map.table import weight_table
+    from megatron_corew.layout_check import check_divisible
+
+    reader = HfReader(model_folder(config))
+    architecture = reader.architecture
+    reader.check_complete(weight_table(architecture))
+    check_divisible(architecture, config)
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    if longest > architecture.max_positions:
+        raise ValueError(
+            f"rollout.max_response_tokens: need <= {architecture.max_positions} positions of the "
+            f"model - data.max_prompt_tokens ({config.data.max_prompt_tokens}), got "
+            f"{config.rollout.max_response_tokens}. Lower one of the two."
+        )
+
+
+def check_memory_for_push(config: Config) -> None:
+    """Refuse a shared-memory push where /dev/shm cannot hold a bucket (a container's default).
+
+    Raises:
+        ValueError: how much is free and what is needed.
+    """
+    free_mb = shutil.disk_usage("/dev/shm").free // 2**20
+    if free_mb < 2 * config.servers.bucket_mb:
+        raise ValueError(
+            f"servers.bucket_mb: need 2 x {config.servers.bucket_mb} MB free in /dev/shm, got "
+            f"{free_mb} MB. Lower servers.bucket_mb or give the container more (--shm-size)."
+        )
+
+
+def check(config: Config) -> list[str]:
+    """Look at everything that a run needs; the cheap checks come first.
+
+    Returns:
+        What a user should know of the data, one line each.
+
+    Raises:
+        ValueError: the first problem, naming the knob.
+    """
+    check_model(config)
+    check_memory_for_push(config)
+    notes = [f"training data: {training_questions(config).report}"]
+    held_out = held_out_questions(config)
+    if held_out is not None:
+        notes.append(f"held-out data: {held_out.report}")
+    return notes

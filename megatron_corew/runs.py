@@ -1,0 +1,68 @@
+"""The folder of a run: what lies where, and whether a configuration may go on in it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_corew.config import Config
+from megatron_corew.config_file import differences, load_config, save_config
+
+# Knobs that change how a run is computed or watched, never what it computes.
+_FREE_ON_RESUME = ("run.root", "servers", "parallel", "checkpoint", "evaluate", "observe")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside ``<run.root>/<run.name>``."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: Config) -> "RunFolder":
+        """The folder of a configuration's run."""
+        return cls(Path(config.run.root) / config.run.name)
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder per checkpoint, and ``latest``."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the servers and of the trainer's processes."""
+        return self.path / "logs"
+
+    def prepare(self, config: Config) -> None:
+        """Make the folder and store the configuration in it.
+
+        Raises:
+            ValueError: the folder holds a checkpoint of a run that computes something else.
+        """
+        if self.config_file.exists() and self.latest_step() is not None:
+            self._refuse_another_run(config)
+        self.path.mkdir(parents=True, exist_ok=True)
+        save_config(config, self.config_file)
+
+    def latest_step(self) -> int | None:
+        """Step of the newest complete checkpoint, or None."""
+        pointer = self.checkpoints / "latest"
+        return int(pointer.read_text()) if pointer.exists() else None
+
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints, oldest first."""
+        return sorted(int(f.name.removeprefix("step-")) for f in self.checkpoints.glob("step-*"))
+
+    def _refuse_another_run(self, config: Config) -> None:
+        before = load_config(self.config_file)
+        changed = differences(before, config, ignoring=_FREE_ON_RESUME)
+        if changed:
+            key, old, new = changed[0]
+            more = f" and {len(changed) - 1} more keys" if len(changed) > 1 else ""
+            raise ValueError(
+                f"{key}: the run in {self.path} has a checkpoint made with {old!r}, got {new!r}"
+                f"{more}. Go on with {key}={old}, or start another run with run.name=..."
+            )

@@ -1,0 +1,437 @@
+"""Reading and writing Hugging Face folders: whole, in shards, broken and interrupted."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from checkpoint_tools.hf_folder import HfReader, HfWriter
+from checkpoint_tools.weight_map.table import weight_table
+
+FAMILIES = ["Llama", "Qwen2", "Qwen3"]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+UNTIED_HEAD = "lm_head.weight"
+LARGEST_TENSOR_BYTES = 131 * 32 * 4
+
+
+def save_model(folder, family="Qwen2", *, tied=True, **save_options):
+    """A tiny random model, saved by transformers."""
+    plain_rope = {"rope_type": "default", "rope_theta": 1e6}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=131,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        rope_parameters=LLAMA3_ROPE if family == "Llama" else plain_rope,
+    )
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model.save_pretrained(folder, **save_options)
+    return model
+
+
+def table_of(reader):
+    return weight_table(reader.architecture)
+
+
+def rewrite_weights(folder, change):
+    """Apply ``change`` to the dict of stored tensors."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def rewrite_json(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def copy_through_megatron(source, target, *, padded_vocab=None, **options):
+    """HF -> Megatron names -> HF, as import and export do."""
+    reader = HfReader(source)
+    with HfWriter(target, source_folder=source, dtype=torch.float32, **options) as writer:
+        for entry in weight_table(reader.architecture, padded_vocab=padded_vocab):
+            whole = entry.to_megatron({name: reader.read(name) for name in entry.hf_names})
+            for name, tensor in entry.to_hf(whole).items():
+                writer.add(name, tensor)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(12).unsqueeze(0)).logits
+
+
+@pytest.mark.parametrize("shard_bytes", [5e9, 20_000], ids=["one file", "many shards"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_written_folder_loads_in_transformers_bit_for_bit(tmp_path, family, tied, shard_bytes):
+    model = save_model(tmp_path / "in", family, tied=tied)
+    copy_through_megatron(
+        tmp_path / "in", tmp_path / "out", padded_vocab=256, shard_bytes=shard_bytes
+    )
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight), name
+    assert torch.equal(logits(loaded), logits(model))
+    assert loaded.config.tie_word_embeddings is tied
+
+
+def test_an_untied_output_layer_stays_apart_from_the_embedding(tmp_path):
+    save_model(tmp_path / "in", tied=False)
+    copy_through_megatron(tmp_path / "in", tmp_path / "out")
+    reader = HfReader(tmp_path / "out")
+    assert not torch.equal(reader.read(UNTIED_HEAD), reader.read("model.embed_tokens.weight"))
+
+
+def test_a_tied_output_layer_is_not_written(tmp_path):
+    save_model(tmp_path / "in", tied=True)
+    copy_through_megatron(tmp_path / "in", tmp_path / "out")
+    assert UNTIED_HEAD not in HfReader(tmp_path / "out").names()
+
+
+def test_the_written_config_keeps_every_field_but_the_type(tmp_path):
+    save_model(tmp_path / "in", "Llama")
+    with HfWriter(tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.bfloat16) as writer:
+        for name in HfReader(tmp_path / "in").names():
+            writer.add(name, HfReader(tmp_path / "in").read(name))
+    before, after = (json.loads((tmp_path / f / "config.json").read_text()) for f in ("in", "out"))
+    assert before["rope_parameters"] == LLAMA3_ROPE
+    assert after == before | {"dtype": "bfloat16"}
+    assert HfReader(tmp_path / "out").read("model.norm.weight").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("spelled", "written"),
+    [
+        (["torch_dtype"], ["torch_dtype"]),
+        (["dtype", "torch_dtype"], ["dtype", "torch_dtype"]),
+        ([], ["torch_dtype"]),
+    ],
+)
+def test_the_type_is_written_in_the_spelling_of_the_source(tmp_path, spelled, written):
+    save_model(tmp_path / "in")
+    config = json.loads((tmp_path / "in/config.json").read_text())
+    del config["dtype"]
+    (tmp_path / "in/config.json").write_text(
+        json.dumps(config | dict.fromkeys(spelled, "bfloat16"))
+    )
+    copy_through_megatron(tmp_path / "in", tmp_path / "out")
+    after = json.loads((tmp_path / "out/config.json").read_text())
+    assert after == config | dict.fromkeys(written, "float32")
+
+
+def test_tokenizer_and_generation_config_come_along(tmp_path):
+    save_model(tmp_path / "in")
+    (tmp_path / "in/tokenizer.json").write_text("{}")
+    (tmp_path / "in/chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "in/training_args.bin").write_text("not ours")
+    copy_through_megatron(tmp_path / "in", tmp_path / "out")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+
+
+def test_shards_are_small_enough_and_the_index_lists_each_tensor(tmp_path):
+    save_model(tmp_path / "in")
+    copy_through_megatron(tmp_path / "in", tmp_path / "out", shard_bytes=LARGEST_TENSOR_BYTES)
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert [file.name for file in files] == [
+        f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)
+    ]
+    assert len(files) > 2
+    total = 0
+    for file in files:
+        tensors = load_file(file)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        assert size <= LARGEST_TENSOR_BYTES
+        assert all(index["weight_map"][name] == file.name for name in tensors)
+        total += size
+    assert index["metadata"]["total_size"] == total
+
+
+def test_a_single_file_has_no_index_and_says_its_format(tmp_path):
+    save_model(tmp_path / "in")
+    copy_through_megatron(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out/model.safetensors.index.json").exists()
+    with safe_open(tmp_path / "out/model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_a_tensor_may_change_after_it_was_added(tmp_path):
+    save_model(tmp_path / "in")
+    reader = HfReader(tmp_path / "in")
+    writer = HfWriter(tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32)
+    for name in reader.names():
+        tensor = reader.read(name).clone()
+        writer.add(name, tensor)
+        tensor.zero_()
+    writer.finish()
+    norm = HfReader(tmp_path / "out").read("model.norm.weight")
+    assert torch.equal(norm, torch.ones(32))
+
+
+def test_a_writer_may_be_finished_inside_its_context(tmp_path):
+    save_model(tmp_path / "in")
+    reader = HfReader(tmp_path / "in")
+    with HfWriter(tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32) as writer:
+        for name in reader.names():
+            writer.add(name, reader.read(name))
+        assert writer.finish() == tmp_path / "out"
+    assert set(HfReader(tmp_path / "out").names()) == set(reader.names())
+
+
+def test_an_interrupted_write_leaves_nothing_that_looks_finished(tmp_path):
+    save_model(tmp_path / "in")
+    writer = HfWriter(
+        tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32, shard_bytes=1
+    )
+    for name in HfReader(tmp_path / "in").names()[:4]:
+        writer.add(name, HfReader(tmp_path / "in").read(name))
+    # As after a kill: the folder is hidden, and has neither config nor a weight file by HF's names.
+    assert not (tmp_path / "out").exists()
+    (left,) = (folder for folder in tmp_path.iterdir() if folder.name != "in")
+    assert left.name.startswith(".out.writing-")
+    assert all(file.name[0].isdigit() for file in left.iterdir())
+    with pytest.raises(ValueError, match=r"config\.json"):
+        HfReader(left)
+
+
+def test_an_error_while_writing_clears_away_and_keeps_the_old_folder(tmp_path):
+    save_model(tmp_path / "in")
+    save_model(tmp_path / "out", tied=False)
+
+    def fail_halfway():
+        with HfWriter(
+            tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32, overwrite=True
+        ) as writer:
+            writer.add("model.norm.weight", torch.ones(32))
+            raise KeyError("the source failed")
+
+    with pytest.raises(KeyError):
+        fail_halfway()
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["in", "out"]
+    assert UNTIED_HEAD in HfReader(tmp_path / "out").names()
+
+
+def test_an_incomplete_model_is_not_published(tmp_path):
+    save_model(tmp_path / "in")
+    writer = HfWriter(tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32)
+    for name in HfReader(tmp_path / "in").names():
+        if name != "model.layers.1.mlp.up_proj.weight":
+            writer.add(name, HfReader(tmp_path / "in").read(name))
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is not added"):
+        writer.finish()
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_target_is_refused_unless_overwriting(tmp_path):
+    save_model(tmp_path / "in", tied=True)
+    save_model(tmp_path / "out", tied=False)
+    with pytest.raises(ValueError, match="does not exist yet"):
+        HfWriter(tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32)
+    copy_through_megatron(tmp_path / "in", tmp_path / "out", overwrite=True)
+    assert UNTIED_HEAD not in HfReader(tmp_path / "out").names()
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_model_can_be_written_over_its_own_source(tmp_path):
+    model = save_model(tmp_path / "in")
+    copy_through_megatron(tmp_path / "in", tmp_path / "in", overwrite=True)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in")
+    assert torch.equal(logits(loaded), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("lm_head.weight", (131, 32)), ("model.norm.weight", (33,)), ("model.surplus", (1,))],
+    ids=["tied head", "wrong shape", "unknown"],
+)
+def test_a_tensor_that_does_not_belong_is_not_written(tmp_path, name, shape):
+    save_model(tmp_path / "in", tied=True)
+    with (
+        pytest.raises(ValueError, match=name),
+        HfWriter(tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32) as writer,
+    ):
+        writer.add(name, torch.zeros(shape))
+
+
+def test_a_tensor_is_not_written_twice(tmp_path):
+    save_model(tmp_path / "in")
+    writer = HfWriter(tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32)
+    writer.add("model.norm.weight", torch.ones(32))
+    with pytest.raises(ValueError, match="only once"):
+        writer.add("model.norm.weight", torch.ones(32))
+
+
+@pytest.mark.parametrize("shard_size", ["5GB", "20KB"], ids=["one file", "many shards"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_saved_by_transformers_is_complete(tmp_path, family, tied, shard_size):
+    model = save_model(tmp_path, family, tied=tied, max_shard_size=shard_size)
+    reader = HfReader(tmp_path)
+    reader.check_complete(table_of(reader))
+    for name in reader.names():
+        assert torch.equal(reader.read(name), model.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.self_attn.k_proj.bias", "model.embed_tokens.weight"]
+)
+def test_a_missing_or_renamed_tensor_is_named(tmp_path, name):
+    save_model(tmp_path)
+    rewrite_weights(tmp_path, lambda weights: weights.update({"renamed": weights.pop(name)}))
+    reader = HfReader(tmp_path)
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        reader.check_complete(table_of(reader))
+    with pytest.raises(ValueError, match=f"no tensor {name}"):
+        reader.read(name)
+
+
+def test_an_unexpected_tensor_is_named(tmp_path):
+    save_model(tmp_path)
+    rewrite_weights(tmp_path, lambda weights: weights.update(surplus=torch.ones(2)))
+    reader = HfReader(tmp_path)
+    with pytest.raises(ValueError, match="surplus is not part of a qwen2 model"):
+        reader.check_complete(table_of(reader))
+
+
+def test_only_the_first_offenders_are_named(tmp_path):
+    save_model(tmp_path)
+    surplus = {f"surplus{number}": torch.ones(1) for number in range(5)}
+    rewrite_weights(tmp_path, lambda weights: weights.update(surplus))
+    reader = HfReader(tmp_path)
+    with pytest.raises(ValueError, match="surplus0, surplus1, surplus2 and 2 more are not part"):
+        reader.check_complete(table_of(reader))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [
+        (torch.ones(31), r"model\.norm\.weight must be \[32\] .* got \[31\] in F32"),
+        (torch.ones(32, dtype=torch.int8), r"model\.norm\.weight must be .* in I8"),
+    ],
+)
+def test_a_tensor_of_another_shape_or_kind_is_named(tmp_path, tensor, named):
+    save_model(tmp_path)
+    rewrite_weights(tmp_path, lambda weights: weights.update({"model.norm.weight": tensor}))
+    reader = HfReader(tmp_path)
+    with pytest.raises(ValueError, match=named):
+        reader.check_complete(table_of(reader))
+
+
+def test_an_untied_model_without_output_layer_is_refused_and_never_tied(tmp_path):
+    save_model(tmp_path, tied=False)
+    rewrite_weights(tmp_path, lambda weights: weights.pop(UNTIED_HEAD))
+    reader = HfReader(tmp_path)
+    with pytest.raises(ValueError, match=r"lm_head\.weight is missing\. tie_word_embeddings"):
+        reader.check_complete(table_of(reader))
+
+
+def test_a_tied_model_may_store_an_equal_output_layer_but_no_other(tmp_path):
+    save_model(tmp_path, tied=True)
+    embedding = "model.embed_tokens.weight"
+    rewrite_weights(tmp_path, lambda w: w.update({UNTIED_HEAD: w[embedding].clone()}))
+    reader = HfReader(tmp_path)
+    reader.check_complete(table_of(reader))
+    rewrite_weights(tmp_path, lambda w: w.update({UNTIED_HEAD: w[embedding] + 1}))
+    reader = HfReader(tmp_path)
+    with pytest.raises(ValueError, match="says tie_word_embeddings, but"):
+        reader.check_complete(table_of(reader))
+
+
+def test_stored_rotary_frequencies_are_passed_over(tmp_path):
+    save_model(tmp_path, "Llama")
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite_weights(tmp_path, lambda weights: weights.update({name: torch.ones(4)}))
+    reader = HfReader(tmp_path)
+    reader.check_complete(table_of(reader))
+    assert name not in reader.names()
+
+
+def test_a_missing_folder_or_config_names_the_knob(tmp_path):
+    with pytest.raises(ValueError, match=r"need a Hugging Face model folder.*model\.path"):
+        HfReader(tmp_path / "absent")
+    with pytest.raises(ValueError, match=r"need config\.json.*model\.path"):
+        HfReader(tmp_path)
+
+
+def test_a_broken_config_is_named(tmp_path):
+    save_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: need JSON"):
+        HfReader(tmp_path)
+
+
+def test_an_unsupported_architecture_is_refused_at_once(tmp_path):
+    save_model(tmp_path)
+    rewrite_json(tmp_path / "config.json", architectures=["GPT2LMHeadModel"])
+    with pytest.raises(ValueError, match="GPT2LMHeadModel"):
+        HfReader(tmp_path)
+
+
+def test_pickled_weights_are_refused_with_a_way_out(tmp_path):
+    save_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"only the pickled pytorch_model\.bin.*save_pretrained"):
+        HfReader(tmp_path)
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(ValueError, match=r"need model\.safetensors .* got none"):
+        HfReader(tmp_path)
+
+
+@pytest.mark.parametrize("kept_bytes", [4, 1000, 40_000])
+def test_a_truncated_file_is_named(tmp_path, kept_bytes):
+    save_model(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept_bytes])
+    with pytest.raises(RuntimeError, match=r"model\.safetensors: need a whole safetensors file"):
+        HfReader(tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    save_model(tmp_path, max_shard_size="20KB")
+    shard = sorted(tmp_path.glob("model-00002-of-*"))[0]
+    shard.unlink()
+    with pytest.raises(RuntimeError, match=shard.name):
+        HfReader(tmp_path)
+
+
+def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path):
+    save_model(tmp_path, max_shard_size="20KB")
+    file = tmp_path / "model.safetensors.index.json"
+    weight_map = json.loads(file.read_text())["weight_map"]
+    weight_map["model.norm.weight"] = weight_map["model.embed_tokens.weight"]
+    rewrite_json(file, weight_map=weight_map)
+    with pytest.raises(RuntimeError, match=r"need model\.norm\.weight in model-"):
+        HfReader(tmp_path)
+
+
+def test_an_index_cannot_point_outside_its_folder(tmp_path):
+    save_model(tmp_path / "in")
+    (tmp_path / "in/model.safetensors").rename(tmp_path / "elsewhere.safetensors")
+    index = {"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}
+    (tmp_path / "in/model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(RuntimeError, match="elsewhere"):
+        HfReader(tmp_path / "in")
