@@ -94,8 +94,8 @@ class RolloutConfig(Section):
     """Sampling temperature of policy and teacher; the trainer's log-probs use it too."""
     top_p: Share = 1.0
     """Must be 1: a truncated distribution would bias the log-prob ratios."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response, besides the model's own end tokens."""
+    stop: Annotated[tuple[str, ...], Field(max_length=4)] = ()
+    """At most 4 strings that end a response, besides the model's own end tokens."""
 
     @model_validator(mode="after")
     def sampling_is_not_truncated(self) -> Self:

@@ -112,25 +112,26 @@ class Observer:
             labels: votes, labels and rewards of every view.
             rewards_PG: [P, G] float32, the rewards as trained on.
         """
-        rewards = rewards_PG.tolist()
-        metrics = step_metrics(groups, labels, rewards) | mean_metrics(updates)
-        metrics |= {"teacher/weight": teacher_weight} | self._judge.statistics()
-        metrics |= self._throughput(groups, metrics["policy/trained_tokens"] * len(updates))
-        last = step == self._config.run.steps
+        last, evaluation = step == self._config.run.steps, dict[str, float]()
         if self._held_out and (last or _is_due(step, self._config.evaluate.every)):
             with self.phase("evaluate"):
-                metrics |= self._evaluate()
+                evaluation = self._evaluate()
         if last or _is_due(step, self._config.checkpoint.every):
             with self.phase("save"):
                 self._save(step)
+        if not self._writes:
+            return
+        rewards = rewards_PG.tolist()
+        metrics = step_metrics(groups, labels, rewards) | mean_metrics(updates) | evaluation
+        metrics |= {"teacher/weight": teacher_weight}
+        metrics |= {f"verify/{name}": count for name, count in self._judge.statistics().items()}
+        metrics |= self._throughput(groups, metrics["policy/trained_tokens"] * len(updates))
         now = time.monotonic()
         metrics["time/step_s"], self._step_start = now - self._step_start, now
         self._record(step, metrics | self._clock.collect())
-        if self._writes:
-            count = self._config.observe.rollout_groups
-            self._rollouts.write(
-                step, rollout_records(groups, labels, rewards, groups_per_view=count)
-            )
+        count = self._config.observe.rollout_groups
+        records = rollout_records(groups, labels, rewards, groups_per_view=count)
+        self._rollouts.write(step, records)
 
     def _evaluate(self) -> dict[str, float]:
         return accuracy(

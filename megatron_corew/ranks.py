@@ -3,7 +3,7 @@
 Every function here is collective: all ranks call it, and it returns after the slowest.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 import torch.distributed as dist
@@ -44,28 +44,3 @@ def on_driver(action: Callable[[], T]) -> T:
     if isinstance(outcome[1], Exception):
         raise outcome[1]
     return cast(T, outcome[0])
-
-
-def agree(problem: str | None) -> None:
-    """Raise on every rank when any rank has a problem.
-
-    Args:
-        problem: this rank's error text, or None.
-
-    Raises:
-        RuntimeError: the texts of all ranks that have one, on every rank.
-    """
-    if not dist.is_initialized():
-        problems: list[str | None] = [problem]
-    else:
-        problems = [None] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)
-    texts = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text]
-    if texts:
-        raise RuntimeError("; ".join(texts))
-
-
-def drain(stream: Iterable[object]) -> None:
-    """Walk a collective stream to its end, so that the other ranks can go on."""
-    for _ in stream:
-        pass

@@ -41,7 +41,7 @@ def admit(request: Request) -> tuple[str, int, tuple[int, int]] | None:
     return extra[BATCH], extra[SIZE], (extra[FIRST] + prompt, sample)
 
 
-class BatchGate(Scheduler):
+class BatchGate(Scheduler):  # type: ignore[misc]
     """The stock scheduler behind a gate that opens when a call is complete."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -73,7 +73,7 @@ class BatchGate(Scheduler):
         """Abort requests as the stock scheduler does, those behind the gate included."""
         if request_ids is not None:
             request_ids = {request_ids} if isinstance(request_ids, str) else set(request_ids)
-        finished = super().finish_requests(request_ids, finished_status)
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)
         for batch, held in list(self._held.items()):
             gone = held.keys() if request_ids is None else held.keys() & request_ids
             for request_id in list(gone):

@@ -32,19 +32,19 @@ BACKEND = "corew_shm"
 
 
 @dataclass
-class ShmInitInfo(WeightTransferInitInfo):
+class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing to agree on: the file says it all."""
 
 
 @dataclass
-class ShmUpdateInfo(WeightTransferUpdateInfo):
+class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """One bucket of weights."""
 
     path: str
     """Safetensors file with whole tensors under Hugging Face names."""
 
 
-class ShmEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
+class ShmEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):  # type: ignore[misc]
     """Loads whole weight sets bucket by bucket through vLLM's layerwise reload."""
 
     init_info_cls = ShmInitInfo

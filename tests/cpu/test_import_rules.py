@@ -52,7 +52,7 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
         {"datasets", "jinja2", "torch", "transformers"},
     ),
     "lab": ({"types"}, {"rich", "safetensors", "tokenizers", "torch", "transformers", "typer"}),
-    "evaluate": ({"types"}, set()),
+    "evaluate": ({"ranks", "types"}, set()),
     "observe": ({"config", "types"}, {"jinja2", "rich", "torch", "wandb", "yaml"}),
     "observer": (
         {

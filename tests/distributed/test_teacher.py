@@ -15,19 +15,38 @@ SHARDED = (1, 1, 2, 1, "float32")
 SHARDED_BF16 = (1, 1, 2, 1, "bfloat16")
 
 
+Weights = dict[str, dict[str, torch.Tensor]]
+
+
+class Runs:
+    """Worker runs of this module; each is run once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.done: dict[tuple, tuple[dict, Weights]] = {}
+
+    def get(self, mode: str, layout: tuple, *, saved_by: tuple = ()) -> tuple[dict, Weights]:
+        """What a worker measured, and the student's and teacher's weights at its end."""
+        key = (mode, layout, saved_by)
+        if key not in self.done:
+            names = ["_".join(map(str, part)) for part in (layout, saved_by or layout)]
+            out = self.root / f"{mode}_{names[0]}_from_{names[1]}.json"
+            folders = [str(self.root / "model"), str(self.root / f"saved_{names[1]}")]
+            measured = run_worker(
+                "teacher_worker",
+                *(mode, *map(str, layout), *folders),
+                processes=layout[0] * layout[1] * layout[2],
+                out=out,
+            )
+            self.done[key] = measured, torch.load(out.with_suffix(".pt"))
+        return self.done[key]
+
+
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     root = tmp_path_factory.mktemp("teacher")
     save("qwen3_tied", root / "model")
-    return root
-
-
-def run(root: Path, mode: str, layout: tuple, *, saved: str = "none") -> tuple[dict, dict]:
-    out = root / f"{mode}_{'_'.join(map(str, layout))}_{saved}.json"
-    arguments = [mode, *map(str, layout), str(root / "model"), str(root / saved)]
-    processes = layout[0] * layout[1] * layout[2]
-    measured = run_worker("teacher_worker", *arguments, processes=processes, out=out)
-    return measured, torch.load(out.with_suffix(".pt"))
+    return Runs(root)
 
 
 def largest_difference(first: dict, second: dict) -> float:
@@ -36,9 +55,9 @@ def largest_difference(first: dict, second: dict) -> float:
 
 
 @pytest.mark.parametrize("layout", [GRID, SHARDED], ids=["tp2_pp2", "dp2_distributed"])
-def test_a_sharded_teacher_equals_that_of_one_process(root, layout):
-    _, alone = run(root, "follow", ONE)
-    _, parts = run(root, "follow", layout)
+def test_a_sharded_teacher_equals_that_of_one_process(runs, layout):
+    _, alone = runs.get("follow", ONE)
+    _, parts = runs.get("follow", layout)
     assert largest_difference(alone["student"], parts["student"]) == 0.0
     assert largest_difference(alone["teacher"], parts["teacher"]) <= 1e-7
     # The teacher must be somewhere between its start and the student, not a copy of either.
@@ -46,10 +65,9 @@ def test_a_sharded_teacher_equals_that_of_one_process(root, layout):
 
 
 @pytest.mark.parametrize("layout", [GRID, SHARDED_BF16], ids=["tp2_pp2", "dp2_distributed_bf16"])
-def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(root, layout):
-    name = "_".join(map(str, layout))
-    whole, whole_weights = run(root, "save", layout, saved=name)
-    rest, rest_weights = run(root, "resume", layout, saved=name)
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(runs, layout):
+    whole, whole_weights = runs.get("save", layout)
+    rest, rest_weights = runs.get("resume", layout, saved_by=layout)
     assert rest["losses"] == whole["losses"][3:]
     assert rest["updates"] == whole["updates"] == 6
     for role in ("student", "teacher"):
@@ -57,14 +75,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(root, layout):
     assert largest_difference(rest_weights["student"], rest_weights["teacher"]) > 0.0
 
 
-def test_installing_the_teacher_leaves_the_policy_bit_identical(root):
-    for layout in (ONE, SHARDED_BF16):
-        measured, _ = run(root, "save", layout, saved=f"again_{layout[2]}")
-        assert measured["untouched"]
+@pytest.mark.parametrize("layout", [GRID, SHARDED_BF16], ids=["tp2_pp2", "dp2_distributed_bf16"])
+def test_installing_the_teacher_leaves_the_policy_bit_identical(runs, layout):
+    measured, _ = runs.get("save", layout)
+    assert measured["untouched"]
 
 
-def test_a_run_resumes_under_another_layout(root):
-    whole, whole_weights = run(root, "save", GRID, saved="reshard")
-    rest, rest_weights = run(root, "resume", (1, 2, 1, 0, "float32"), saved="reshard")
+def test_a_run_resumes_under_another_layout(runs):
+    whole, whole_weights = runs.get("save", GRID)
+    rest, rest_weights = runs.get("resume", (1, 2, 1, 0, "float32"), saved_by=GRID)
     assert rest["losses"] == [pytest.approx(x, rel=1e-5, abs=1e-5) for x in whole["losses"][3:]]
     assert largest_difference(whole_weights["teacher"], rest_weights["teacher"]) < 1e-4
