@@ -1,10 +1,9 @@
 """`corew`: the commands, each a few lines over the parts that do the work."""
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -63,34 +62,41 @@ def train(
 def _start(config: Config, folder: RunFolder) -> None:
     for note in preflight.check(config):
         _console.print(note)
-    folder.prepare(config)
-    done = folder.latest_step()
-    if done == config.run.steps:
-        _console.print(f"{folder.path} is finished: all {done} steps are done.")
-        _sum_up(folder)
-        return
+    with folder.locked():
+        folder.prepare(config)
+        done = folder.latest_step() or 0
+        if done == config.run.steps:
+            _console.print(f"{folder.path} is finished: all {done} steps are done.")
+        else:
+            _train(config, folder, done)
+    _sum_up(folder)
+
+
+def _train(config: Config, folder: RunFolder, done: int) -> None:
     if done:
         _console.print(f"resuming {folder.path} after step {done}")
-    # An interrupt reaches the whole process group: let the processes end in their own order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes = config.parallel.processes
+    _console.print(f"starting {processes} trainer processes; logs are in {folder.logs}")
     code = launch.start_processes(config, folder)
     if code != 0:
         raise RuntimeError(
             f"the trainer ended with code {code}; logs are in {folder.logs}. The same command "
             "resumes after the last checkpoint."
         )
-    _sum_up(folder)
 
 
 def _work(config: Config, folder: RunFolder) -> None:
+    """Be one of the processes that torchrun or srun started."""
     from megatron_corew.run import run
 
     driver = os.environ["RANK"] == "0"
+    # Every rank looks: a rank that found a fault alone would leave the others waiting for it.
+    notes = preflight.check(config)
+    with folder.locked() if driver else nullcontext():
+        run(config)
     if driver:
-        preflight.check(config)
-        folder.prepare(config)
-    run(config)
-    if driver:
+        for note in notes:
+            _console.print(note)
         _sum_up(folder)
 
 

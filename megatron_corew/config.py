@@ -43,7 +43,8 @@ class ModelConfig(Section):
     path: str
     """Hugging Face folder (Llama, Qwen2 or Qwen3 dense), or ``lab`` for the built-in policy."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of the trained parameters; the optimizer and the teacher are float32 always."""
+    """Type of the trained parameters. Optimizer and teacher are float32; with bfloat16 they start
+    from the rounded weights, so a folder stored in float32 loses its last bits."""
 
 
 class DataConfig(Section):
@@ -280,6 +281,16 @@ class EvaluateConfig(Section):
     temperature: NotNegative = 0.0
     """Sampling temperature; 0 is greedy. Official validation: greedy."""
 
+    @model_validator(mode="after")
+    def greedy_responses_are_all_the_same(self) -> Self:
+        """Several samples need a temperature."""
+        if self.temperature == 0.0 and self.samples_per_prompt > 1:
+            raise ValueError(
+                f"evaluate.samples_per_prompt: need 1 at temperature 0, got "
+                f"{self.samples_per_prompt}. Raise evaluate.temperature."
+            )
+        return self
+
 
 class ObserveConfig(Section):
     """Where metrics and rollouts are written besides metrics.jsonl."""
@@ -315,6 +326,11 @@ class Config(Section):
     def preset(self) -> Method:
         """The method's row."""
         return METHODS[self.method]
+
+    @property
+    def keeps_teacher(self) -> bool:
+        """Whether a second set of weights is kept: a teacher, or the frozen KL reference."""
+        return self.preset.needs_teacher or self.kl_coef > 0
 
     @property
     def kl_coef(self) -> float:

@@ -7,7 +7,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from checkpoint_tools.hf_folder import HfReader, HfWriter
 from megatron_corew import preflight
 from megatron_corew.config_file import load_config
-from megatron_corew.runs import RunFolder
+from megatron_corew.runs import RunFolder, checkpoint_folder
 
 
 def export_checkpoint(
@@ -70,4 +70,4 @@ def _find(folder: RunFolder, step: int | None) -> Path:
         )
     if step is not None and step not in steps:
         raise ValueError(f"--step: need one of {', '.join(map(str, steps))}, got {step}.")
-    return folder.checkpoints / f"step-{steps[-1] if step is None else step:06d}"
+    return checkpoint_folder(folder.checkpoints, steps[-1] if step is None else step)

@@ -89,7 +89,7 @@ def _label_view(
     labels: list[str | None] | None = None
     rewards: list[list[float]] | None = None
     if method.labeller == "ground_truth":
-        labels, rewards = truths, judge.correctness(texts, truths)
+        labels, rewards = truths, correct or judge.correctness(texts, truths)
     elif method.needs_labels:
         votes = taught if method.labeller == "teacher" else own
         labels = [vote.label for vote in votes[label_source(method, view)]]

@@ -1,11 +1,13 @@
 """Starts the trainer's processes on this machine, or joins the ones that a launcher started."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from megatron_corew.config import Config
+from megatron_corew.rollout import child_of
 from megatron_corew.runs import RunFolder
 
 # Slurm's name of a value -> torchrun's.
@@ -53,7 +55,11 @@ def torchrun_command(config: Config, folder: RunFolder) -> list[str]:
 
 
 def start_processes(config: Config, folder: RunFolder) -> int:
-    """Run the trainer's processes to their end and return the exit code."""
+    """Run the trainer's processes to their end and return the exit code.
+
+    An interrupt or SIGTERM is passed on and waited for, so that the processes end in their own
+    order; they end by themselves when this process is killed.
+    """
     (folder.logs / "trainer").mkdir(parents=True, exist_ok=True)
     package_root = str(Path(__file__).parents[1])
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -62,4 +68,9 @@ def start_processes(config: Config, folder: RunFolder) -> int:
         "OMP_NUM_THREADS": str(config.parallel.threads),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return subprocess.run(torchrun_command(config, folder), env=environment).returncode
+    guard = [sys.executable, "-IS", child_of.__file__, str(os.getpid())]
+    process = subprocess.Popen(guard + torchrun_command(config, folder), env=environment)
+    # The terminal sends an interrupt to the whole process group, torchrun included.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    return process.wait()

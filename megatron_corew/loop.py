@@ -88,6 +88,7 @@ class Observer(Protocol):
         updates: Sequence[Mapping[str, float]],
         teacher_weight: float,
         groups: Sequence[RolloutGroup],
+        taught: Sequence[RolloutGroup],
         labels: Mapping[View, ViewLabels],
         rewards_PG: Tensor,
     ) -> None: ...
@@ -127,11 +128,13 @@ def train(
         if teacher is not None:
             weight = _teacher_weight(config, step)
             teacher.update(weight)
-            with observer.phase("teacher_forward"), teacher.installed():
+            with teacher.installed():
                 if config.kl_coef:
-                    ref_logprobs_RT = policy.score(batch).logprobs_RT
+                    with observer.phase("reference_forward"):
+                        ref_logprobs_RT = policy.score(batch).logprobs_RT
                 if method.labeller == "teacher":
-                    teacher_sampler.push(policy.hf_stream(), version=teacher.updates)
+                    with observer.phase("teacher_push"):
+                        teacher_sampler.push(policy.hf_stream(), version=teacher.updates)
         if method.labeller == "teacher":
             with observer.phase("teacher_rollout"):
                 seed, samples = call_seed(config.run.seed, step, "teacher"), sizes.teacher_samples
@@ -150,18 +153,8 @@ def train(
         advantages_PG = group_advantages(rewards_PG, divide_by_std=loss.divide_by_std)
 
         # 4. The optimizer steps, and the sampler gets the new weights.
-        updates = make_updates(
-            batch,
-            advantages_R=advantages_PG.flatten(),
-            kept_R=kept_P.repeat_interleave(sizes.samples_per_prompt),
-            old_logprobs_RT=None if scores is None else scores.logprobs_RT,
-            ref_logprobs_RT=ref_logprobs_RT,
-            num_views=len(method.views),
-            num_updates=loss.updates_per_step,
-            aggregation=loss.aggregation,
-            length_constant=sizes.max_response_tokens,
-            official_micro_batch=loss.official_micro_batch,
-        )
+        old_logprobs_RT = None if scores is None else scores.logprobs_RT
+        updates = _updates(config, batch, advantages_PG, kept_P, old_logprobs_RT, ref_logprobs_RT)
         with observer.phase("train"):
             done = [
                 policy.step(update, learning_rate=_learning_rate(config, step, part))
@@ -176,9 +169,33 @@ def train(
             updates=done,
             teacher_weight=weight,
             groups=groups,
+            taught=taught,
             labels=labels,
             rewards_PG=rewards_PG,
         )
+
+
+def _updates(
+    config: Config,
+    batch: RolloutBatch,
+    advantages_PG: Tensor,
+    kept_P: Tensor,
+    old_logprobs_RT: Tensor | None,
+    ref_logprobs_RT: Tensor | None,
+) -> list[TrainBatch]:
+    """The optimizer updates of a step, under the run's loss settings."""
+    return make_updates(
+        batch,
+        advantages_R=advantages_PG.flatten(),
+        kept_R=kept_P.repeat_interleave(advantages_PG.shape[1]),
+        old_logprobs_RT=old_logprobs_RT,
+        ref_logprobs_RT=ref_logprobs_RT,
+        num_views=len(config.preset.views),
+        num_updates=config.loss.updates_per_step,
+        aggregation=config.loss.aggregation,
+        length_constant=config.rollout.max_response_tokens,
+        official_micro_batch=config.loss.official_micro_batch,
+    )
 
 
 def _teacher_weight(config: Config, step: int) -> float:

@@ -99,16 +99,18 @@ class Observer:
         updates: Sequence[Mapping[str, float]],
         teacher_weight: float,
         groups: Sequence[RolloutGroup],
+        taught: Sequence[RolloutGroup],
         labels: Mapping[View, ViewLabels],
         rewards_PG: Tensor,
     ) -> None:
-        """Record the step; evaluate and save when it is time.
+        """Evaluate, record the step, and save, when it is time.
 
         Args:
             step: the step that is done.
             updates: metrics of its optimizer updates.
             teacher_weight: share of the policy mixed into the teacher in this step.
             groups: the policy's rollouts.
+            taught: the teacher's; empty when it does not label.
             labels: votes, labels and rewards of every view.
             rewards_PG: [P, G] float32, the rewards as trained on.
         """
@@ -116,21 +118,32 @@ class Observer:
         if self._held_out and (last or _is_due(step, self._config.evaluate.every)):
             with self.phase("evaluate"):
                 evaluation = self._evaluate()
+        # Recorded before it is saved: a checkpoint without its step's record would lose it.
+        if self._writes:
+            rewards = rewards_PG.tolist()
+            metrics = step_metrics(groups, labels, rewards) | mean_metrics(updates) | evaluation
+            metrics["teacher/weight"] = teacher_weight
+            self._write_step(step, metrics, groups, taught, labels, rewards)
         if last or _is_due(step, self._config.checkpoint.every):
             with self.phase("save"):
                 self._save(step)
-        if not self._writes:
-            return
-        rewards = rewards_PG.tolist()
-        metrics = step_metrics(groups, labels, rewards) | mean_metrics(updates) | evaluation
-        metrics |= {"teacher/weight": teacher_weight}
+
+    def _write_step(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        groups: Sequence[RolloutGroup],
+        taught: Sequence[RolloutGroup],
+        labels: Mapping[View, ViewLabels],
+        rewards: Sequence[Sequence[float]],
+    ) -> None:
         metrics |= {f"verify/{name}": count for name, count in self._judge.statistics().items()}
-        metrics |= self._throughput(groups, metrics["policy/trained_tokens"] * len(updates))
+        metrics |= self._throughput(_num_tokens(groups), _num_tokens(taught))
         now = time.monotonic()
         metrics["time/step_s"], self._step_start = now - self._step_start, now
         self._record(step, metrics | self._clock.collect())
         count = self._config.observe.rollout_groups
-        records = rollout_records(groups, labels, rewards, groups_per_view=count)
+        records = rollout_records(groups, labels, rewards, taught, groups_per_view=count)
         self._rollouts.write(step, records)
 
     def _evaluate(self) -> dict[str, float]:
@@ -143,12 +156,19 @@ class Observer:
             seed=call_seed(self._config.run.seed, 0, "evaluate"),
         )
 
-    def _throughput(self, groups: Sequence[RolloutGroup], trained: float) -> dict[str, float]:
-        sampled = sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+    def _throughput(self, policy_tokens: int, teacher_tokens: int) -> dict[str, float]:
+        """Response tokens per second of every phase that works on them."""
+        tokens = {
+            "policy_rollout": policy_tokens,
+            "teacher_rollout": teacher_tokens,
+            "reference_forward": policy_tokens,
+            "policy_forward": policy_tokens,
+            "train": policy_tokens,
+        }
         seconds = self._clock.seconds()
         return {
-            f"tokens_per_s/{phase}": tokens / seconds[phase]
-            for phase, tokens in (("policy_rollout", sampled), ("train", trained))
+            f"tokens_per_s/{phase}": count / seconds[phase]
+            for phase, count in tokens.items()
             if seconds.get(phase)
         }
 
@@ -156,6 +176,10 @@ class Observer:
         if self._writes:
             self._log.log(step, metrics)
             self._progress.update(step, metrics)
+
+
+def _num_tokens(groups: Sequence[RolloutGroup]) -> int:
+    return sum(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -1,6 +1,8 @@
 """Finds what is wrong with a run before a server or a trainer process starts."""
 
+import math
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +70,7 @@ def held_out_questions(config: Config) -> "LoadedQuestions | None":
 
 
 def check_model(config: Config) -> None:
-    """Refuse an unknown architecture, a layout that does not fit, or too long sequences.
+    """Refuse an unknown architecture, a layout that does not fit, or sequences that are too long.
 
     Raises:
         ValueError: one line naming the knob.
@@ -81,6 +83,10 @@ def check_model(config: Config) -> None:
     architecture = reader.architecture
     reader.check_complete(weight_table(architecture))
     check_divisible(architecture, config)
+    table = weight_table(architecture)
+    itemsize = 4 if config.model.dtype == "float32" else 2
+    largest = max(math.prod(shape) for entry in table for shape in entry.hf_shapes)
+    check_shared_memory(config, largest * itemsize)
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     if longest > architecture.max_positions:
         raise ValueError(
@@ -90,17 +96,35 @@ def check_model(config: Config) -> None:
         )
 
 
-def check_memory_for_push(config: Config) -> None:
-    """Refuse a shared-memory push where /dev/shm cannot hold a bucket (a container's default).
+def check_shared_memory(config: Config, largest_tensor_bytes: int) -> None:
+    """Refuse a weight push that /dev/shm cannot hold (a container's default is 64 MB).
+
+    Args:
+        config: the run.
+        largest_tensor_bytes: a tensor larger than a bucket is sent whole.
 
     Raises:
         ValueError: how much is free and what is needed.
     """
     free_mb = shutil.disk_usage("/dev/shm").free // 2**20
-    if free_mb < 2 * config.servers.bucket_mb:
+    needed_mb = 2 * max(config.servers.bucket_mb, largest_tensor_bytes // 2**20)
+    if free_mb < needed_mb:
         raise ValueError(
-            f"servers.bucket_mb: need 2 x {config.servers.bucket_mb} MB free in /dev/shm, got "
+            f"servers.bucket_mb: need {needed_mb} MB free in /dev/shm for two buckets, got "
             f"{free_mb} MB. Lower servers.bucket_mb or give the container more (--shm-size)."
+        )
+
+
+def check_wandb(config: Config) -> None:
+    """Refuse W&B logging where the package is missing.
+
+    Raises:
+        ValueError: with what to install.
+    """
+    if config.observe.wandb_project and find_spec("wandb") is None:
+        raise ValueError(
+            f"observe.wandb_project: need the package wandb for {config.observe.wandb_project!r}, "
+            "got none. Install the extra wandb or set observe.wandb_project=null."
         )
 
 
@@ -113,8 +137,8 @@ def check(config: Config) -> list[str]:
     Raises:
         ValueError: the first problem, naming the knob.
     """
+    check_wandb(config)
     check_model(config)
-    check_memory_for_push(config)
     notes = [f"training data: {training_questions(config).report}"]
     held_out = held_out_questions(config)
     if held_out is not None:

@@ -30,17 +30,16 @@ def on_driver(action: Callable[[], T]) -> T:
         ValueError, RuntimeError: what ``action`` raised (OSError becomes RuntimeError), on every
             rank, so that nobody waits for a rank that is gone.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return action()
     outcome: list[object] = [None, None]
-    if dist.get_rank() == 0:
+    if is_driver():
         try:
             outcome[0] = action()
         except ValueError as error:
             outcome[1] = ValueError(str(error))
         except (RuntimeError, OSError) as error:
             outcome[1] = RuntimeError(str(error) or type(error).__name__)
-    dist.broadcast_object_list(outcome, src=0)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(outcome, src=0)
     if isinstance(outcome[1], Exception):
         raise outcome[1]
     return cast(T, outcome[0])

@@ -1,6 +1,5 @@
 """One trainer process: builds the parts of a run, hands them to the loop, tears them down."""
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -30,29 +29,29 @@ from megatron_corew.types import Prompt, Question, RolloutGroup, View, ViewLabel
 def run(config: Config) -> None:
     """Train one run from its last checkpoint, or from the start, to its end.
 
-    Called by every trainer process; rank 0 also starts and stops the servers.
+    Called by every trainer process; rank 0 also starts and stops the server. The configuration
+    has passed ``preflight.check``.
 
     Raises:
         ValueError, RuntimeError: on every rank, what stopped the run.
     """
+    from megatron_corew.mcore.checkpoint import Checkpoints
+    from megatron_corew.mcore.model import DTYPES
+    from megatron_corew.mcore.parallel import parallel_world
+    from megatron_corew.mcore.policy import Policy
+    from megatron_corew.mcore.teacher import Teacher
+
     folder = RunFolder.of(config)
     with ExitStack() as stack:
-        driver = os.environ.get("RANK", "0") == "0"
-        # The server loads while the trainer's own imports and weights do.
-        server = stack.enter_context(_own_server(config, folder)) if driver else None
-
-        from megatron_corew.mcore.checkpoint import Checkpoints
-        from megatron_corew.mcore.model import DTYPES
-        from megatron_corew.mcore.parallel import parallel_world
-        from megatron_corew.mcore.policy import Policy
-        from megatron_corew.mcore.teacher import Teacher
-
         layout = stack.enter_context(parallel_world(config.parallel, seed=config.run.seed))
+        on_driver(lambda: folder.prepare(config))
+        # The server loads while the trainer's own data and weights do.
+        server = stack.enter_context(_own_server(config, folder)) if is_driver() else None
         train_set = on_driver(lambda: preflight.training_questions(config))
         held_out = on_driver(lambda: preflight.held_out_questions(config))
         policy = Policy(config, HfReader(preflight.model_folder(config)), layout)
         teacher = None
-        if config.preset.needs_teacher or config.kl_coef:
+        if config.keeps_teacher:
             moves = config.preset.needs_teacher and config.preset.teacher_moves
             residual = DTYPES[config.teacher.residual] if moves else None
             teacher = Teacher(policy.optimizer, policy.ddp, residual=residual)
@@ -213,7 +212,8 @@ def main() -> None:
     try:
         run(config)
     except (ValueError, RuntimeError) as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, markup=True)
+        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        console.print(f"error: {error}", style="red")
         sys.exit(1)
 
 

@@ -1,5 +1,8 @@
 """The folder of a run: what lies where, and whether a configuration may go on in it."""
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +11,11 @@ from megatron_corew.config_file import differences, load_config, save_config
 
 # Knobs that change how a run is computed or watched, never what it computes.
 _FREE_ON_RESUME = ("run.root", "servers", "parallel", "checkpoint", "evaluate", "observe")
+
+
+def checkpoint_folder(checkpoints: Path, step: int) -> Path:
+    """Where the checkpoint of a step stands."""
+    return checkpoints / f"step-{step:06d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +44,32 @@ class RunFolder:
         """Logs of the servers and of the trainer's processes."""
         return self.path / "logs"
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in this folder.
+
+        Raises:
+            RuntimeError: one does already.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RuntimeError(
+                    f"{self.path}: another process trains in this folder. Wait for it, end it, or "
+                    "choose another run.name."
+                ) from error
+            yield
+
     def prepare(self, config: Config) -> None:
-        """Make the folder and store the configuration in it.
+        """Store the configuration in the folder.
 
         Raises:
             ValueError: the folder holds a checkpoint of a run that computes something else.
         """
         if self.config_file.exists() and self.latest_step() is not None:
             self._refuse_another_run(config)
-        self.path.mkdir(parents=True, exist_ok=True)
         save_config(config, self.config_file)
 
     def latest_step(self) -> int | None:

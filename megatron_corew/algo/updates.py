@@ -1,14 +1,10 @@
 """Cuts a step's rollouts into optimizer updates and gives every token its weight in the loss."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from megatron_corew.algo.aggregation import token_weights
+from megatron_corew.algo.aggregation import Aggregation, token_weights
 from megatron_corew.types import RolloutBatch, TrainBatch
-
-Aggregation = Literal["token_mean", "seq_mean", "micro_batch_token_mean", "dr_grpo"]
 
 
 def make_updates(

@@ -7,7 +7,7 @@ the rephrasing or the answer of its neighbour.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from megatron_corew.config import DataConfig
 from megatron_corew.data.sources import (
@@ -225,4 +225,4 @@ def _question(row: Row, column: str, item_id: str) -> str | Messages | None:
             f"{value!r:.80} for question {item_id}. Set data.prompt_column or "
             "data.rephrased_column."
         )
-    return value
+    return cast(Messages, value)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
 
 from megatron_corew.config import Config
 from megatron_corew.mcore import platform
@@ -27,11 +28,13 @@ from megatron_corew.mcore.main_parameters import (
 from megatron_corew.mcore.policy import Policy
 from megatron_corew.mcore.teacher import Teacher
 from megatron_corew.ranks import on_driver
+from megatron_corew.runs import checkpoint_folder
 
 platform.redirect_torch()
 
 from megatron.core import dist_checkpointing  # noqa: E402
 from megatron.core.dist_checkpointing import ShardedObject  # noqa: E402
+from megatron.core.dist_checkpointing.core import CheckpointingException  # noqa: E402
 from megatron.core.dist_checkpointing.optimizer import (  # noqa: E402
     get_param_id_to_sharded_param_map,
     make_sharded_optimizer_tensor,
@@ -40,11 +43,6 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker  # noqa: E
 from megatron.core.transformer.module import Float16Module  # noqa: E402
 
 _LATEST, _META = "latest", "corew.json"
-
-
-def step_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step stands."""
-    return folder / f"step-{step:06d}"
 
 
 class Checkpoints:
@@ -69,10 +67,13 @@ class Checkpoints:
         Raises:
             RuntimeError: the folder cannot be written; older checkpoints stay as they are.
         """
-        final = step_folder(self.folder, step)
+        final = checkpoint_folder(self.folder, step)
         aside = final.with_name(f".{final.name}.partial")
         on_driver(lambda: _fresh_folder(aside))
-        dist_checkpointing.save(self._state(with_rng=True), str(aside))
+        try:
+            dist_checkpointing.save(self._state(with_rng=True), str(aside))
+        except CheckpointingException as error:
+            raise RuntimeError(f"checkpoint {aside}: cannot be written: {error}") from error
         return on_driver(lambda: self._publish(aside, final, step))
 
     def load(self, step: int) -> None:
@@ -82,11 +83,17 @@ class Checkpoints:
             ValueError: the checkpoint has a teacher and this run none, or the reverse.
             RuntimeError: files are missing or damaged.
         """
-        folder = step_folder(self.folder, step)
+        folder = checkpoint_folder(self.folder, step)
         meta = on_driver(lambda: self._read_matching_meta(folder))
         # The RNG of a rank means nothing under another number of ranks; training draws none.
         same_world = meta["world_size"] == dist.get_world_size()
-        loaded = dist_checkpointing.load(self._state(with_rng=same_world), str(folder))
+        try:
+            loaded = dist_checkpointing.load(self._state(with_rng=same_world), str(folder))
+        except CheckpointingException as error:
+            raise RuntimeError(
+                f"checkpoint {folder}: cannot be read: {error}. Remove it, write an older step "
+                "into the file latest, and start again."
+            ) from error
         self._model().load_state_dict(loaded["model"])
         _start_adam(self.policy, loaded["adam_step"])
         order = {
@@ -124,16 +131,10 @@ class Checkpoints:
         return state
 
     def _publish(self, aside: Path, final: Path, step: int) -> Path:
-        meta = {
-            "step": step,
-            "has_teacher": self.teacher is not None,
-            "world_size": dist.get_world_size(),
-            "config": self.config.model_dump(),
-        }
+        meta = {"has_teacher": self.teacher is not None, "world_size": dist.get_world_size()}
         (aside / _META).write_text(json.dumps(meta, indent=1))
         _sync_to_disk(aside)
-        if not (aside / ".metadata").exists():
-            raise RuntimeError(f"checkpoint: {aside} has no .metadata. Is the disk full?")
+        _verify(aside)
         if final.exists():
             shutil.rmtree(final)
         aside.rename(final)
@@ -156,7 +157,7 @@ class Checkpoints:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: step, whether it has a teacher, the run's config.
+    """What a checkpoint says of itself: whether it has a teacher, how many ranks wrote it.
 
     Raises:
         RuntimeError: the folder is not a complete checkpoint.
@@ -171,6 +172,21 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def _fresh_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+
+
+def _verify(folder: Path) -> None:
+    """Every file that the index names is there and as long as the index says."""
+    index = FileSystemReader(folder).read_metadata()
+    ends: dict[str, int] = {}
+    for stored in (index.storage_data or {}).values():
+        end = stored.offset + stored.length
+        ends[stored.relative_path] = max(ends.get(stored.relative_path, 0), end)
+    for name, end in ends.items():
+        size = (folder / name).stat().st_size if (folder / name).exists() else 0
+        if size < end:
+            raise RuntimeError(
+                f"checkpoint: need {end} bytes in {folder / name}, got {size}. Is the disk full?"
+            )
 
 
 def _sync_to_disk(folder: Path) -> None:

@@ -186,6 +186,8 @@ def _gather_buckets(
                 span = where["gbuf_local"]
                 mine[span.start : span.end] = parts[id(parameter)]
             dist.all_gather_into_tensor(full, mine, group=group)
+            # Whole tensors wait for the disk in host memory: on the device they would not fit.
+            full = full.cpu()
             for parameter in bucket.params_list:
                 start, end, _ = buffer.param_index_map[parameter]
                 part = full[start - bucket.offset : end - bucket.offset]

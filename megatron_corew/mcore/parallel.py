@@ -69,7 +69,9 @@ def parallel_world(config: ParallelConfig, *, seed: int) -> Iterator[Layout]:
             "processes / (tensor x pipeline)."
         )
     if platform.has_cuda():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        # A launcher may show each task one device only.
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
     else:
         torch.set_num_threads(config.threads)
     dist.init_process_group(

@@ -105,7 +105,8 @@ class Policy:
         grad_norm = float(self.optimizer.get_grad_norm())
         finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
         self._count_skipped(finite, sums.loss, grad_norm)
-        if finite:
+        # Without a trained token Adam would still move the policy by its momentum and the decay.
+        if finite and sums.tokens:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
@@ -113,6 +114,7 @@ class Policy:
             "policy/grad_norm": grad_norm,
             "policy/lr": learning_rate,
             "policy/skipped_update": float(not finite),
+            "policy/empty_update": float(not sums.tokens),
         }
 
     def hf_stream(self) -> Iterator[tuple[str, Tensor | None]]:
@@ -250,6 +252,9 @@ def _with_optimizer(module: torch.nn.Module, config: Config) -> tuple[Distribute
             use_distributed_optimizer=config.parallel.distributed_optimizer,
         ),
         [ddp],
+        # Decay on all parameters, as in the official code; Megatron's default would tag norms and
+        # biases for a scheduler that is not used here.
+        config_overrides={},
     )
     megatron_config.finalize_model_grads_func = _finalize_without_division
     megatron_config.grad_scale_func = optimizer.scale_loss

@@ -133,7 +133,9 @@ class Teacher:
         """Hold the teacher's weights in the policy's parameters; restore the policy at the end.
 
         Collective over the data-parallel group. Only between steps: between a forward pass and
-        its backward pass gradients would be silently wrong.
+        its backward pass gradients would be silently wrong. After an error inside the block the
+        policy is not restored: the error ends the run, and a rank that restored alone would wait
+        for the others in a gather instead of ending it.
         """
         self._refuse_while_installed("install")
         with torch.no_grad():
@@ -141,16 +143,14 @@ class Teacher:
             flags = [group.param_gather_dispatched for group in self._bucket_groups()]
             self._installed = True
             self._copy_to_model(teacher=True)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                self._settle_gathers()
-                self._copy_to_model(teacher=False)
-                # False means "gather before the next forward" and must stay so.
-                for group, flag in zip(self._bucket_groups(), flags, strict=True):
-                    group.param_gather_dispatched = flag
-                self._installed = False
+        yield
+        with torch.no_grad():
+            self._settle_gathers()
+            self._copy_to_model(teacher=False)
+            # False means "gather before the next forward" and must stay so.
+            for group, flag in zip(self._bucket_groups(), flags, strict=True):
+                group.param_gather_dispatched = flag
+            self._installed = False
 
     def _refuse_while_installed(self, action: str) -> None:
         assert not self._installed, f"teacher: cannot {action} while it is installed"

@@ -50,6 +50,7 @@ def rollout_records(
     groups: Sequence[RolloutGroup],
     labels: Mapping[View, ViewLabels],
     rewards: Sequence[Sequence[float]],
+    taught: Sequence[RolloutGroup],
     *,
     groups_per_view: int,
 ) -> list[dict[str, Any]]:
@@ -59,20 +60,25 @@ def rollout_records(
         groups: the policy's rollouts, ordered by (view, question).
         labels: of every trained view, in the order of the questions.
         rewards: one row per group.
+        taught: the teacher's rollouts in the order of ``groups``; empty when it does not label.
         groups_per_view: groups to take of each view.
 
     Returns:
         One record per response: ``question_id``, ``view``, ``sample``, ``prompt``, ``text``,
         ``answer``, ``label``, ``reward``, ``correct`` (None without a ground truth),
-        ``finish_reason``, ``tokens`` and ``weights_version``.
+        ``finish_reason``, ``tokens`` and ``weights_version``; with a labelling teacher also its
+        ``teacher_texts`` and ``teacher_version`` for the same prompt.
     """
     records: list[dict[str, Any]] = []
     seen: dict[View, int] = {}
-    for group, row in zip(groups, rewards, strict=True):
+    for index, (group, row) in enumerate(zip(groups, rewards, strict=True)):
         view = group.prompt.view
         place = seen[view] = seen.get(view, -1) + 1
         if place < groups_per_view:
-            records += _group_records(group, labels[view], row, place)
+            teacher = _teacher_fields(taught[index]) if taught else {}
+            records += [
+                record | teacher for record in _group_records(group, labels[view], row, place)
+            ]
     return records
 
 
@@ -102,6 +108,13 @@ def read_rollouts(folder: Path, steps: Sequence[int] | None = None) -> list[dict
         if steps is None and len(kept) > 2:
             del kept[sorted(kept)[1]]
     return [record for step in sorted(kept) for record in kept[step]]
+
+
+def _teacher_fields(group: RolloutGroup) -> dict[str, Any]:
+    return {
+        "teacher_texts": group.texts,
+        "teacher_version": group.rollouts[0].weights_version,
+    }
 
 
 def _group_records(

@@ -27,11 +27,12 @@ def step_metrics(
 
 
 def mean_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of every metric over the updates of a step; ``gap/max`` is the largest."""
-    return {
-        name: (max if name.endswith("/max") else fmean)(part[name] for part in parts)
-        for name in parts[0]
-    }
+    """The mean of every metric over the updates of a step.
+
+    The gap to the sampler is that of the first update: after it the policy has moved on.
+    """
+    means = {name: fmean(part[name] for part in parts) for name in parts[0]}
+    return means | {name: v for name, v in parts[0].items() if name.startswith("gap/")}
 
 
 def _reward_metrics(rewards: Sequence[Sequence[float]]) -> dict[str, float]:

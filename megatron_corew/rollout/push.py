@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -80,7 +81,13 @@ class WeightPush:
         assert self._folder is not None, "add() came before begin()"
         path = self._folder / f"{secrets.token_hex(8)}.safetensors"
         path.touch(mode=0o600)
-        save_file(self._bucket, path)
+        try:
+            save_file(self._bucket, path)
+        except SafetensorError as error:
+            raise RuntimeError(
+                f"weight push: cannot write {self._used_bytes / 1e6:.0f} MB to {self._folder}: "
+                f"{error}. Free {SHARED_MEMORY} or lower servers.bucket_mb."
+            ) from error
         path.chmod(0o600)
         self._on_all(lambda client: client.send_bucket(str(path)))
         # A server keeps its mapping of the file until it has copied what it needs.

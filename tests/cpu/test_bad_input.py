@@ -2,7 +2,7 @@
 
 import json
 import shutil
-import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,10 +26,8 @@ def _no_process_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refusal(tmp_path: Path, *overrides: str) -> str:
     """The one line that ``corew train`` says; fails when it does anything else."""
-    started = time.monotonic()
     result = CliRunner().invoke(app, ["train", DEMO, f"run.root={tmp_path}", *overrides])
     assert result.exit_code == 1, result.output
-    assert time.monotonic() - started < 5 + 20  # imports on a busy machine are not what is tested
     lines = [line for line in result.output.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, result.output
     assert not (tmp_path / "demo" / "config.yaml").exists()
@@ -103,3 +101,18 @@ def test_sequences_longer_than_the_models_positions(tmp_path):
 
 def test_more_prompts_per_step_than_questions(tmp_path):
     assert "rollout.prompts_per_step" in refusal(tmp_path, "rollout.prompts_per_step=5000")
+
+
+def test_several_greedy_samples(tmp_path):
+    line = refusal(tmp_path, "evaluate.temperature=0", "evaluate.samples_per_prompt=2")
+    assert "evaluate.samples_per_prompt" in line
+
+
+def test_more_stop_strings_than_a_server_takes(tmp_path):
+    assert "rollout.stop" in refusal(tmp_path, "rollout.stop=[a,b,c,d,e]")
+
+
+def test_wandb_without_its_package(tmp_path):
+    if find_spec("wandb") is not None:
+        pytest.skip("wandb is installed here")
+    assert "observe.wandb_project" in refusal(tmp_path, "observe.wandb_project=sums")

@@ -177,7 +177,9 @@ def test_a_missing_file_is_refused(tmp_path):
 @settings(deadline=None, max_examples=40)
 @given(
     text=st.one_of(st.text(), st.sampled_from(["${", "\\\\${x}", "a: b", "- a", "\r", "\x85"])),
-    stop=st.lists(st.sampled_from(["", "null", "~", "08", "no", "${run.seed}", "\\${a}", "\n"])),
+    stop=st.lists(
+        st.sampled_from(["", "null", "~", "08", "no", "${run.seed}", "\\${a}", "\n"]), max_size=4
+    ),
     lr=st.floats(min_value=1e-30, max_value=1e30),
 )
 def test_a_saved_configuration_reads_back_equal(tmp_path_factory, text, stop, lr):
@@ -185,8 +187,8 @@ def test_a_saved_configuration_reads_back_equal(tmp_path_factory, text, stop, lr
     config = Config.model_validate(
         {
             "method": "entropy",
-            "run": {"name": text, "steps": 1},
-            "model": {"path": "lab"},
+            "run": {"name": "saved", "steps": 1},
+            "model": {"path": text},
             "data": {"train": "lab", "system_prompt": text},
             "rollout": {"stop": stop},
             "optimizer": {"lr": lr},

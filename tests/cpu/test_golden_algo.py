@@ -14,6 +14,7 @@ from torch import Tensor
 from megatron_corew.algo.advantages import group_advantages
 from megatron_corew.algo.aggregation import token_weights
 from megatron_corew.algo.losses import importance_weights, kl_token_estimates, policy_token_losses
+from megatron_corew.algo.objective import Objective, token_objective
 from megatron_corew.algo.schedules import ema_weight, learning_rate
 from megatron_corew.algo.scores import response_means
 
@@ -209,16 +210,24 @@ def test_kl_estimators(case, tolerance):
 
 def _update(case, rows, *, old_logprobs_RT, weights_RT, logprobs_RT, advantages_R, ref_RT):
     """Loss and gradient of the rows of one update: surrogate plus KL, weighted and summed."""
-    losses_RT, _ = policy_token_losses(
-        logprobs_RT,
-        logprobs_RT.detach() if old_logprobs_RT is None else old_logprobs_RT,
-        advantages_R[:, None],
+    objective = Objective(
         clip_low=case["clip"],
         clip_high=case["clip"],
         dual_clip=case["dual_clip"],
+        kl_coef=case["kl_coef"],
+        kl_estimator="k3",
+        kl_clamp=10.0,
+        tis_cap=None,
     )
-    kl_RT = kl_token_estimates(logprobs_RT, ref_RT, estimator="k3", clamp=10.0)
-    weighted_RT = weights_RT * (losses_RT + case["kl_coef"] * kl_RT)
+    losses = token_objective(
+        objective,
+        logprobs_RT,
+        old_logprobs=old_logprobs_RT,
+        ref_logprobs=ref_RT,
+        rollout_logprobs=logprobs_RT.detach(),
+        advantages=advantages_R[:, None],
+    )
+    weighted_RT = weights_RT * losses.total
     return weighted_RT[rows].sum()
 
 

@@ -36,7 +36,7 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     ),
     # The two engines do not know each other: they meet in the stream of weights.
     "mcore": (
-        {"algo", "checkpoint_tools", "config", "layout_check", "ranks", "types"},
+        {"algo", "checkpoint_tools", "config", "layout_check", "ranks", "runs", "types"},
         {"megatron", "safetensors", "torch", "transformer_engine"},
     ),
     "rollout": ({"config", "ranks", "types"}, {"httpx", "safetensors", "torch", "vllm"}),
@@ -69,7 +69,7 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
         {"torch"},
     ),
     # Wiring: these may know all the others.
-    "launch": ({"config", "runs"}, set()),
+    "launch": ({"config", "rollout.child_of", "runs"}, set()),
     "preflight": (EVERYTHING, {"transformers"}),
     "run": (EVERYTHING, {"rich", "torch"}),
     "export": (EVERYTHING, {"rich"}),

@@ -218,7 +218,7 @@ def test_records_keep_each_response_with_its_own_label_reward_and_answer():
         "rephrased": view_labels([["E", "F"], ["G", "H"]], ["M0", None]),
     }
     rewards = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
-    records = rollout_records(groups, labels, rewards, groups_per_view=2)
+    records = rollout_records(groups, labels, rewards, groups, groups_per_view=2)
     found = [(r["text"], r["answer"], r["label"], r["reward"]) for r in records]
     assert found == [
         ("a", "A", "L0", 0.0),
@@ -231,9 +231,11 @@ def test_records_keep_each_response_with_its_own_label_reward_and_answer():
         ("h", "H", None, 7.0),
     ]
     assert records[0]["weights_version"] == 7
-    first_only = rollout_records(groups, labels, rewards, groups_per_view=1)
+    assert records[2]["teacher_texts"] == ["c", "d"]
+    assert records[2]["teacher_version"] == 7
+    first_only = rollout_records(groups, labels, rewards, [], groups_per_view=1)
     assert [record["text"] for record in first_only] == ["a", "b", "e", "f"]
-    assert rollout_records(groups, labels, rewards, groups_per_view=0) == []
+    assert rollout_records(groups, labels, rewards, [], groups_per_view=0) == []
 
 
 def test_rollouts_of_the_first_and_last_step_are_read_back_from_the_later_attempt(tmp_path):

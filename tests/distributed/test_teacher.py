@@ -13,6 +13,7 @@ ONE = (1, 1, 1, 0, "float32")
 GRID = (2, 2, 1, 0, "float32")
 SHARDED = (1, 1, 2, 1, "float32")
 SHARDED_BF16 = (1, 1, 2, 1, "bfloat16")
+TENSOR_BF16 = (2, 1, 1, 0, "bfloat16")
 
 
 Weights = dict[str, dict[str, torch.Tensor]]
@@ -64,7 +65,14 @@ def test_a_sharded_teacher_equals_that_of_one_process(runs, layout):
     assert largest_difference(parts["teacher"], parts["student"]) > 1e-3
 
 
-@pytest.mark.parametrize("layout", [GRID, SHARDED_BF16], ids=["tp2_pp2", "dp2_distributed_bf16"])
+RESUMED = {
+    "tp2_pp2": GRID,
+    "dp2_distributed_bf16": SHARDED_BF16,
+    "tp2_bf16": TENSOR_BF16,
+}
+
+
+@pytest.mark.parametrize("layout", RESUMED.values(), ids=list(RESUMED))
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(runs, layout):
     whole, whole_weights = runs.get("save", layout)
     rest, rest_weights = runs.get("resume", layout, saved_by=layout)
@@ -75,7 +83,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(runs, layout):
     assert largest_difference(rest_weights["student"], rest_weights["teacher"]) > 0.0
 
 
-@pytest.mark.parametrize("layout", [GRID, SHARDED_BF16], ids=["tp2_pp2", "dp2_distributed_bf16"])
+@pytest.mark.parametrize("layout", RESUMED.values(), ids=list(RESUMED))
 def test_installing_the_teacher_leaves_the_policy_bit_identical(runs, layout):
     measured, _ = runs.get("save", layout)
     assert measured["untouched"]
