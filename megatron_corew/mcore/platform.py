@@ -31,7 +31,7 @@ _FACTORY_MODULES = (
 )
 _FACTORIES = ("tensor", "zeros", "ones")
 
-_GPU_ADVICE = r".*(Apex|Transformer Engine|CUDA_DEVICE_MAX_CONNECTIONS|cuda_graph_scope).*"
+_GPU_ADVICE = r".*(Apex is|Transformer Engine|CUDA_DEVICE_MAX_CONNECTIONS|cuda_graph_scope)"
 _CHECKPOINT_MODULES = r"(megatron\.core\.dist_checkpointing|torch\.distributed\.checkpoint)\."
 
 _sites: defaultdict[str, set[str]] = defaultdict(set)
@@ -127,7 +127,7 @@ def redirect_torch() -> None:
         return
     _state["redirected"] = True
     # Advice about kernels and environment variables that only a GPU has a use for.
-    warnings.filterwarnings("ignore", message=_GPU_ADVICE, module="megatron")
+    warnings.filterwarnings("ignore", message=_GPU_ADVICE, category=UserWarning)
     # Megatron-Core's checkpoints still use torch's older sharded tensors.
     warnings.filterwarnings("ignore", category=FutureWarning, module=_CHECKPOINT_MODULES)
     _redirect_call(torch.cuda, "current_device", lambda: _CPU)

@@ -40,7 +40,7 @@ def test_scores_and_gradients_meet_the_golden_values(case):
 
     for mine, name in ((logp, "log_prob"), (entropy, "entropy")):
         mean = (mine * mask).sum() / mask.sum()
-        assert float(mean) == pytest.approx(
+        assert mean.item() == pytest.approx(
             case[f"masked_mean_{name}"], rel=values["rtol"], abs=values["atol"]
         )
         (grad,) = torch.autograd.grad(mean, logits, retain_graph=True)
