@@ -120,10 +120,8 @@ class ServersConfig(Section):
     """Tensor-parallel size of a server that the run starts."""
     host: str = "127.0.0.1"
     """Interface that a started server binds to."""
-    transfer: Literal["shm"] = "shm"
-    """How weights reach the servers: files in shared memory, for servers on this host."""
     bucket_mb: Count = 64
-    """Largest piece of a weight push, in MB."""
+    """Largest piece of a weight push, in MB; it goes through shared memory on this host."""
     start_timeout_s: Positive = 300.0
     """Seconds a server may take until it is healthy."""
     request_timeout_s: Positive = 600.0
