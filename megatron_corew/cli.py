@@ -75,8 +75,9 @@ def _start(config: Config, folder: RunFolder) -> None:
 def _train(config: Config, folder: RunFolder, done: int) -> None:
     if done:
         _console.print(f"resuming {folder.path} after step {done}")
-    processes = config.parallel.processes
-    _console.print(f"starting {processes} trainer processes; logs are in {folder.logs}")
+    _console.print(
+        f"trainer processes to start: {config.parallel.processes}; logs are in {folder.logs}"
+    )
     code = launch.start_processes(config, folder)
     if code != 0:
         raise RuntimeError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from megatron_corew.config import Config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerFast
 
     from megatron_corew.data.prompts import LoadedQuestions
 
@@ -31,11 +31,22 @@ def model_folder(config: Config) -> Path:
     return folder
 
 
-def tokenizer(config: Config) -> "PreTrainedTokenizerBase":
-    """The policy's tokenizer, from its folder only."""
-    from transformers import AutoTokenizer
+def tokenizer(config: Config) -> "PreTrainedTokenizerFast":
+    """The policy's tokenizer, from its folder only.
 
-    return AutoTokenizer.from_pretrained(model_folder(config), local_files_only=True)
+    Raises:
+        ValueError: the folder has no tokenizer.json.
+    """
+    # AutoTokenizer makes the same object of the same file, but imports the models: 3 s more.
+    from transformers import PreTrainedTokenizerFast
+
+    folder = model_folder(config)
+    if not (folder / "tokenizer.json").exists():
+        raise ValueError(
+            f"model.path: need a folder with a tokenizer.json, got {folder} without. Save the "
+            "tokenizer there with transformers (save_pretrained)."
+        )
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def training_questions(config: Config) -> "LoadedQuestions":

@@ -51,6 +51,12 @@ def test_a_missing_model_folder(tmp_path):
     assert "model.path" in refusal(tmp_path, "model.path=/does/not/exist")
 
 
+def test_a_model_folder_without_a_tokenizer(tmp_path):
+    changed = changed_model(tmp_path)
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    assert "tokenizer.json" in refusal(tmp_path, changed)
+
+
 def test_an_unsupported_architecture(tmp_path):
     line = refusal(tmp_path, changed_model(tmp_path, architectures=["MambaForCausalLM"]))
     assert "MambaForCausalLM" in line
