@@ -258,6 +258,8 @@ class HfWriter:
     def _write_shard(self) -> None:
         file = self._partial / f"{len(self._shards)}.safetensors"
         save_file(self._shard, file, metadata={"format": "pt"})
+        # safetensors makes files for their owner only; the folder's other files are for all.
+        file.chmod(0o644)
         self._shards.append(tuple(self._shard))
         self._total_bytes += _num_bytes(self._shard)
         self._shard.clear()
@@ -290,7 +292,7 @@ class HfWriter:
         if self.folder.exists() and not self._overwrite:
             raise ValueError(
                 f"{self.folder}: need a folder that does not exist yet, got an existing one. "
-                "Choose another name, or allow overwriting."
+                "Choose another name, or overwrite it (--overwrite)."
             )
 
 

@@ -78,11 +78,14 @@ def _train(config: Config, folder: RunFolder, done: int) -> None:
     _console.print(
         f"trainer processes to start: {config.parallel.processes}; logs are in {folder.logs}"
     )
+    _console.print("the first step follows when the vLLM server has started")
     code = launch.start_processes(config, folder)
     if code != 0:
+        saved = folder.latest_step()
+        start = "starts again" if saved is None else f"resumes after step {saved}"
         raise RuntimeError(
             f"the trainer ended with code {code}; logs are in {folder.logs}. The same command "
-            "resumes after the last checkpoint."
+            f"{start}."
         )
 
 
@@ -93,11 +96,11 @@ def _work(config: Config, folder: RunFolder) -> None:
     driver = os.environ["RANK"] == "0"
     # Every rank looks: a rank that found a fault alone would leave the others waiting for it.
     notes = preflight.check(config)
+    for note in notes if driver else ():
+        _console.print(note)
     with folder.locked() if driver else nullcontext():
         run(config)
     if driver:
-        for note in notes:
-            _console.print(note)
         _sum_up(folder)
 
 
@@ -106,13 +109,12 @@ def _sum_up(folder: RunFolder) -> None:
     from megatron_corew.observe.report import write_report
     from megatron_corew.observe.summary import summary_text
 
-    page = write_report(folder.path)
+    write_report(folder.path)
     _console.print()
     _console.print(summary_text(read_metrics(folder.path), folder=folder.path))
-    _console.print(f"report: {page}")
 
 
-@app.command(epilog="Example: corew export runs/demo --step 60 exported/demo")
+@app.command(epilog="Example: corew export runs/mine exported/mine --step 40")
 def export(
     run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
     out: Annotated[Path, typer.Argument(help="Hugging Face folder to write.")],

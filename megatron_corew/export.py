@@ -26,20 +26,19 @@ def export_checkpoint(
         What was written, in one line.
 
     Raises:
-        ValueError: no such run or checkpoint, no teacher in it, or ``out`` exists.
+        ValueError: no such run or checkpoint, a method without teacher, or ``out`` exists.
     """
     checkpoint = _find(folder, step)
     config = load_config(folder.config_file)
 
-    from megatron_corew.mcore.checkpoint import read_meta
     from megatron_corew.mcore.export import checkpoint_stream, single_process
     from megatron_corew.mcore.model import DTYPES
     from megatron_corew.mcore.parallel import parallel_world
 
-    if teacher and not read_meta(checkpoint)["has_teacher"]:
+    if teacher and not config.preset.needs_teacher:
         raise ValueError(
-            f"--teacher: need a checkpoint with a teacher, got {checkpoint} of method "
-            f"{config.method}. Leave --teacher out."
+            f"--teacher: need a run whose method has a teacher, got {config.method}. Leave "
+            "--teacher out."
         )
     source = preflight.model_folder(config)
     reader, dtype = HfReader(source), DTYPES[config.model.dtype]

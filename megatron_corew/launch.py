@@ -67,6 +67,8 @@ def start_processes(config: Config, folder: RunFolder) -> int:
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": str(config.parallel.threads),
         "TOKENIZERS_PARALLELISM": "false",
+        # torchrun warns of every signal that it passes on.
+        "LOGLEVEL": os.environ.get("LOGLEVEL", "ERROR"),
     }
     guard = [sys.executable, "-IS", child_of.__file__, str(os.getpid())]
     process = subprocess.Popen(guard + torchrun_command(config, folder), env=environment)

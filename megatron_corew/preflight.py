@@ -126,6 +126,23 @@ def check_shared_memory(config: Config, largest_tensor_bytes: int) -> None:
         )
 
 
+def check_servers(config: Config) -> None:
+    """Refuse an address where no server answers.
+
+    Raises:
+        ValueError: names the address.
+    """
+    from megatron_corew.rollout.client import ServerClient
+
+    for knob, addresses in (("policy", config.servers.policy), ("teacher", config.servers.teacher)):
+        for address in addresses:
+            if not ServerClient(address, timeout_s=5.0).is_healthy():
+                raise ValueError(
+                    f"servers.{knob}: need a running vLLM server, got no answer from {address}. "
+                    "Start it, or leave the list empty to let the run start one."
+                )
+
+
 def check_wandb(config: Config) -> None:
     """Refuse W&B logging where the package is missing.
 
@@ -149,6 +166,7 @@ def check(config: Config) -> list[str]:
         ValueError: the first problem, naming the knob.
     """
     check_wandb(config)
+    check_servers(config)
     check_model(config)
     notes = [f"training data: {training_questions(config).report}"]
     held_out = held_out_questions(config)

@@ -211,6 +211,8 @@ def main() -> None:
     config = load_config(Path(sys.argv[1]))
     try:
         run(config)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (ValueError, RuntimeError) as error:
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         console.print(f"error: {error}", style="red")

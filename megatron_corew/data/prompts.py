@@ -182,7 +182,13 @@ class _Renderer:
                 "data.chat_template: need true for questions that are messages, got false "
                 f"(question {question_id}). Set data.chat_template=true."
             )
-        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        try:
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        except Exception as error:
+            raise ValueError(
+                f"data: the policy's tokenizer cannot read the {view} question {question_id} "
+                f"({text[:60]!r}): {error}. Choose data or a model.path that fit each other."
+            ) from error
         return Prompt(
             question_id=question_id, view=view, text=text, token_ids=(*self._prefix, *ids)
         )

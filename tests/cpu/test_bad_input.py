@@ -122,3 +122,14 @@ def test_wandb_without_its_package(tmp_path):
     if find_spec("wandb") is not None:
         pytest.skip("wandb is installed here")
     assert "observe.wandb_project" in refusal(tmp_path, "observe.wandb_project=sums")
+
+
+def test_questions_that_the_tokenizer_cannot_read(tmp_path):
+    words = jsonl(tmp_path / "words.jsonl", {"prompt": "What is 3 plus 2?", "other": "3+2="})
+    line = refusal(tmp_path, f"data.train={words}", "data.rephrased_column=other", "data.eval=null")
+    assert "What is 3 plus 2?" in line
+    assert "model.path" in line
+
+
+def test_a_server_address_where_nobody_answers(tmp_path):
+    assert "servers.policy" in refusal(tmp_path, "servers.policy=[http://127.0.0.1:9]")
