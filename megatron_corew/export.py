@@ -1,10 +1,12 @@
 """Writes the policy or the teacher of a checkpoint as a Hugging Face folder."""
 
+import math
 from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from checkpoint_tools.hf_folder import HfReader, HfWriter
+from checkpoint_tools.weight_map.table import weight_table
 from megatron_corew import preflight
 from megatron_corew.config_file import load_config
 from megatron_corew.runs import RunFolder, checkpoint_folder
@@ -50,7 +52,9 @@ def export_checkpoint(
         Progress(*columns) as progress,
     ):
         stream = checkpoint_stream(checkpoint, alone, reader.architecture, layout, teacher=teacher)
-        task, num_bytes = progress.add_task("export", total=None), 0
+        shapes = [s for entry in weight_table(reader.architecture) for s in entry.hf_shapes]
+        total = sum(math.prod(shape) for shape in shapes) * dtype.itemsize
+        task, num_bytes = progress.add_task("export", total=total), 0
         for name, tensor in stream:
             assert tensor is not None, "a single process holds every tensor"
             writer.add(name, tensor)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_worker(
-    script: str, *arguments: str, processes: int, out: Path, timeout_s: float = 240.0
+    script: str, *arguments: str, processes: int, out: Path, timeout_s: float = 400.0
 ) -> dict[str, Any]:
     """Run ``tests/distributed/<script>`` under torchrun and return the JSON it wrote to ``out``.
 

@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 
 def run_to_end(command: list[str]) -> str:
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
     return done.stdout
@@ -60,7 +60,7 @@ def kill_after_step(command: list[str], folder: Path, step: int) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     try:
         while time.monotonic() < deadline and process.poll() is None:
             if any(record["step"] >= step for record in read_metrics(folder)):
