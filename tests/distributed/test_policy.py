@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from megatron_corew.algo.objective import token_objective
 from megatron_corew.mcore import platform
 from megatron_corew.mcore.main_parameters import check_coverage, main_parameters
 from megatron_corew.mcore.parallel import parallel_world
@@ -82,6 +84,36 @@ def test_a_step_does_not_depend_on_micro_batches_chunks_or_order(
     assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-6)
     for one, other in zip(gradients, others, strict=True):
         torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
+
+
+def test_loss_and_gradient_norm_are_those_of_hugging_face_and_autograd(folder):
+    config = config_for(str(folder))
+    batch = train_batch(made_up_batch())
+    with parallel_world(config.parallel, seed=0) as layout:
+        policy = policy_for(config, layout)
+        metrics = policy.step(batch, learning_rate=1e-3)
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rollouts, total = batch.rollouts, torch.zeros(())
+    for row, prompt in enumerate(rollouts.prompt_ids):
+        count = int(rollouts.mask_RT[row].sum())
+        response = rollouts.response_ids_RT[row, :count]
+        ids = torch.cat([torch.tensor(prompt), response])
+        logits = model(ids[None]).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(-1).gather(1, response[:, None])[:, 0]
+        losses = token_objective(
+            policy.objective,
+            logprobs,
+            old_logprobs=None,
+            ref_logprobs=batch.ref_logprobs_RT[row, :count],
+            rollout_logprobs=rollouts.rollout_logprobs_RT[row, :count],
+            advantages=batch.advantages_R[row],
+        )
+        total = total + (losses.total * batch.weights_RT[row, :count]).sum()
+    total.backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert metrics["policy/loss"] == pytest.approx(total.item(), rel=1e-5)
+    assert metrics["policy/grad_norm"] == pytest.approx(gradients.norm().item(), rel=1e-5)
 
 
 def test_an_update_without_a_trained_token_changes_nothing(folder):
