@@ -185,6 +185,7 @@ class _Renderer:
         try:
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         except Exception as error:
+            # The tokenizers library raises bare exceptions: there is no narrower type to name.
             raise ValueError(
                 f"data: the policy's tokenizer cannot read the {view} question {question_id} "
                 f"({text[:60]!r}): {error}. Choose data or a model.path that fit each other."

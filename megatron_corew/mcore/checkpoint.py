@@ -148,6 +148,8 @@ class Checkpoints:
 
     def _read_matching_meta(self, folder: Path) -> dict[str, Any]:
         meta = read_meta(folder)
+        # Torch answers damaged files with a BaseException that says little.
+        _verify(folder)
         if meta["has_teacher"] != (self.teacher is not None):
             raise ValueError(
                 f"checkpoint {folder}: need one {'with' if self.teacher else 'without'} a teacher "
@@ -185,7 +187,8 @@ def _verify(folder: Path) -> None:
         size = (folder / name).stat().st_size if (folder / name).exists() else 0
         if size < end:
             raise RuntimeError(
-                f"checkpoint: need {end} bytes in {folder / name}, got {size}. Is the disk full?"
+                f"checkpoint: need {end} bytes in {folder / name}, got {size}. When saving: is the "
+                "disk full? When resuming: write an older step into the file latest."
             )
 
 

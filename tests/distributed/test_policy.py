@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from megatron_corew.algo.objective import token_objective
 from megatron_corew.mcore import platform
+from megatron_corew.mcore.checkpoint import Checkpoints
 from megatron_corew.mcore.main_parameters import check_coverage, main_parameters
 from megatron_corew.mcore.parallel import parallel_world
 from megatron_corew.types import RolloutBatch, TrainBatch
@@ -180,6 +181,20 @@ def test_a_trained_parameter_without_a_teacher_is_an_error_that_names_it(folder)
         policy.module.forgotten = torch.nn.Parameter(torch.zeros(1))
         with pytest.raises(ValueError, match="forgotten"):
             check_coverage(policy.module, mains)
+
+
+def test_a_truncated_checkpoint_is_refused_by_the_name_of_the_file(folder, tmp_path):
+    config = config_for(str(folder))
+    with parallel_world(config.parallel, seed=0) as layout:
+        policy = policy_for(config, layout)
+        policy.step(train_batch(made_up_batch()), learning_rate=1e-3)
+        checkpoints = Checkpoints(tmp_path, config, policy, None)
+        saved = checkpoints.save(1)
+        checkpoints.load(1)
+        damaged = max(saved.glob("*.distcp"), key=lambda file: file.stat().st_size)
+        damaged.write_bytes(damaged.read_bytes()[:-100])
+        with pytest.raises(RuntimeError, match=damaged.name):
+            checkpoints.load(1)
 
 
 def test_megatron_reaches_only_for_the_known_redirections(folder):
