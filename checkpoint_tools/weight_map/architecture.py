@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Family = Literal["llama", "qwen2", "qwen3"]
+Family = Literal["llama", "qwen2", "qwen3", "qwen3_moe"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +29,21 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Mixture:
+    """The routed experts that stand in the place of every layer's feed-forward."""
+
+    num_experts: int
+    experts_per_token: int
+    """Experts whose outputs are summed for a token, at most num_experts."""
+    expert_ffn_size: int
+    """Of one expert's gate (and of its up) projection."""
+    normalise_topk: bool
+    """The chosen experts' probabilities are divided by their sum."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """All that the weights and the forward pass of a dense decoder depend on."""
+    """All that the weights and the forward pass of a decoder depend on."""
 
     family: Family
     num_layers: int
@@ -42,7 +55,7 @@ class Architecture:
     head_size: int
     """Of one head; num_heads * head_size need not be hidden_size."""
     ffn_size: int
-    """Of the gate (and of the up) projection."""
+    """Of the gate (and of the up) projection; without effect where there is a mixture."""
     vocab_size: int
     """True size, without padding."""
     tied: bool
@@ -55,6 +68,8 @@ class Architecture:
     rope_scaling: RopeScaling | None
     max_positions: int
     """Longest sequence, in tokens."""
+    mixture: Mixture | None = None
+    """None: a dense model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,12 +81,16 @@ class _Traits:
     qk_norm: bool
     head_size: int | None
     """Head size of a config without head_dim; None: hidden_size / num_attention_heads."""
+    mixture: bool = False
 
 
 _FAMILIES: dict[str, _Traits] = {
     "LlamaForCausalLM": _Traits(family="llama", qkv_bias=False, qk_norm=False, head_size=None),
     "Qwen2ForCausalLM": _Traits(family="qwen2", qkv_bias=True, qk_norm=False, head_size=None),
     "Qwen3ForCausalLM": _Traits(family="qwen3", qkv_bias=False, qk_norm=True, head_size=128),
+    "Qwen3MoeForCausalLM": _Traits(
+        family="qwen3_moe", qkv_bias=False, qk_norm=True, head_size=None, mixture=True
+    ),
 }
 
 # Keys of other models, or options of these, with the one value that means "not in use".
@@ -88,6 +107,10 @@ _NEUTRAL: dict[str, Any] = {
     "final_logit_softcapping": None,
     "query_pre_attn_scalar": None,
     "quantization_config": None,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 0,
+    "n_shared_experts": 0,
 }
 
 _ROPE_KEYS: dict[str, frozenset[str]] = {
@@ -101,7 +124,7 @@ _DEFAULT_THETA = 10_000.0
 
 
 def read_architecture(hf_config: Mapping[str, Any]) -> Architecture:
-    """Read a dense Llama, Qwen2 or Qwen3 config, as found in config.json.
+    """Read a Llama, Qwen2, Qwen3 or Qwen3-MoE config, as found in config.json.
 
     Args:
         hf_config: the parsed config, in the spelling of transformers 4 (rope_theta, rope_scaling)
@@ -114,7 +137,7 @@ def read_architecture(hf_config: Mapping[str, Any]) -> Architecture:
         ValueError: the architecture or the rope type is unknown, a key is missing, or a feature
             is in use that this project does not compute.
 
-    Source: transformers, models/{llama,qwen2,qwen3} and modeling_rope_utils.py.
+    Source: transformers, models/{llama,qwen2,qwen3,qwen3_moe} and modeling_rope_utils.py.
     """
     traits = _traits(hf_config)
     _refuse_unsupported(hf_config)
@@ -146,6 +169,7 @@ def read_architecture(hf_config: Mapping[str, Any]) -> Architecture:
         rope_theta=theta,
         rope_scaling=scaling,
         max_positions=_count(hf_config, "max_position_embeddings"),
+        mixture=_read_mixture(hf_config) if traits.mixture else None,
     )
 
 
@@ -228,6 +252,23 @@ def _head_size(hf_config: Mapping[str, Any], traits: _Traits, hidden: int, heads
     if size % 2:
         raise _unsupported("head_dim", size, "even, for the rotation of pairs")
     return size
+
+
+def _read_mixture(hf_config: Mapping[str, Any]) -> Mixture:
+    # transformers 4 wrote the first key, transformers 5 writes the second.
+    spellings = {key: hf_config.get(key) for key in ("num_experts", "num_local_experts")}
+    mixture = Mixture(
+        num_experts=_count({"num_experts": _one_value(spellings, None)}, "num_experts"),
+        experts_per_token=_count(hf_config, "num_experts_per_tok"),
+        expert_ffn_size=_count(hf_config, "moe_intermediate_size"),
+        normalise_topk=bool(hf_config.get("norm_topk_prob", False)),
+    )
+    if mixture.experts_per_token > mixture.num_experts:
+        raise ValueError(
+            f"config.json: num_experts_per_tok must be at most num_experts "
+            f"({mixture.num_experts}), got {mixture.experts_per_token}. Correct one of them."
+        )
+    return mixture
 
 
 def _read_rope(hf_config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:

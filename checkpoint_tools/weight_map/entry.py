@@ -35,6 +35,8 @@ class Entry:
     """What tensor parallelism cannot cut further; the parallel size must divide it."""
     unit: str = ""
     """The config key that gives ``units``, for messages."""
+    expert: int | None = None
+    """Number among all experts of the layer; None: not an expert's."""
     pack: Callable[..., Tensor] = field(compare=False, repr=False)
     """HF tensors, in order -> whole tensor."""
     unpack: Callable[[Tensor], tuple[Tensor, ...]] = field(compare=False, repr=False)

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from checkpoint_tools.weight_map.architecture import Architecture
+from checkpoint_tools.weight_map.architecture import Architecture, Mixture
 from checkpoint_tools.weight_map.entry import Entry, Parallel, Shape
 from checkpoint_tools.weight_map.tensors import (
     cut_vocabulary,
@@ -26,7 +26,10 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a family's layer table."""
+    """One line of a family's layer table.
+
+    A line with ``{expert}`` in its names stands for as many lines as the model has experts.
+    """
 
     megatron_name: str
     """Name within the layer, local spec."""
@@ -34,6 +37,11 @@ class Row:
     """Names within the layer, in the order that the kind expects."""
     kind: Callable[[str, Names, Architecture], Entry]
     """Builds the entry from the full names."""
+
+    @property
+    def per_expert(self) -> bool:
+        """Whether the line stands for one line per expert."""
+        return "{expert}" in self.megatron_name
 
 
 def hidden_norm(megatron_name: str, hf_names: Names, arch: Architecture) -> Entry:
@@ -65,24 +73,32 @@ def attention_output(megatron_name: str, hf_names: Names, arch: Architecture) ->
 
 def gate_up(megatron_name: str, hf_names: Names, arch: Architecture) -> Entry:
     """Gate and up projection -> one weight, gate first."""
-    half = (arch.ffn_size, arch.hidden_size)
-    return Entry(
-        megatron_name=megatron_name,
-        megatron_shape=(2 * arch.ffn_size, arch.hidden_size),
-        hf_names=hf_names,
-        hf_shapes=(half, half),
-        parallel="gated",
-        units=arch.ffn_size,
-        unit="intermediate_size",
-        pack=pack_gate_up,
-        unpack=unpack_gate_up,
-    )
+    return _gate_up(megatron_name, hf_names, arch, arch.ffn_size, "intermediate_size")
 
 
 def mlp_output(megatron_name: str, hf_names: Names, arch: Architecture) -> Entry:
     """Projection from the feed-forward size to the hidden size."""
     shape = (arch.hidden_size, arch.ffn_size)
     return _same(megatron_name, hf_names, shape, "row", arch.ffn_size, "intermediate_size")
+
+
+def router(megatron_name: str, hf_names: Names, arch: Architecture) -> Entry:
+    """Projection from the hidden size to one score per expert."""
+    shape = (_mixture(arch).num_experts, arch.hidden_size)
+    return _same(megatron_name, hf_names, shape, "replicated")
+
+
+def expert_gate_up(megatron_name: str, hf_names: Names, arch: Architecture) -> Entry:
+    """One expert's gate and up projection -> one weight, gate first."""
+    size = _mixture(arch).expert_ffn_size
+    return _gate_up(megatron_name, hf_names, arch, size, "moe_intermediate_size")
+
+
+def expert_output(megatron_name: str, hf_names: Names, arch: Architecture) -> Entry:
+    """One expert's projection from its feed-forward size to the hidden size."""
+    size = _mixture(arch).expert_ffn_size
+    shape = (arch.hidden_size, size)
+    return _same(megatron_name, hf_names, shape, "row", size, "moe_intermediate_size")
 
 
 def vocabulary(megatron_name: str, hf_name: str, arch: Architecture, padded_vocab: int) -> Entry:
@@ -113,6 +129,28 @@ def _qkv(megatron_name: str, hf_names: Names, arch: Architecture, inputs: Shape)
         pack=partial(pack_qkv, num_kv_heads=arch.num_kv_heads),
         unpack=partial(unpack_qkv, num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads),
     )
+
+
+def _gate_up(
+    megatron_name: str, hf_names: Names, arch: Architecture, size: int, unit: str
+) -> Entry:
+    half = (size, arch.hidden_size)
+    return Entry(
+        megatron_name=megatron_name,
+        megatron_shape=(2 * size, arch.hidden_size),
+        hf_names=hf_names,
+        hf_shapes=(half, half),
+        parallel="gated",
+        units=size,
+        unit=unit,
+        pack=pack_gate_up,
+        unpack=unpack_gate_up,
+    )
+
+
+def _mixture(arch: Architecture) -> Mixture:
+    assert arch.mixture is not None, f"{arch.family}: its table needs an architecture with experts"
+    return arch.mixture
 
 
 def _same(

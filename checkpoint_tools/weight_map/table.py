@@ -1,9 +1,13 @@
 """The one table between Hugging Face and Megatron-Core weights, for loading, export and rollout.
 
-Names are those of Megatron-Core's local spec; ``te_name`` gives Transformer Engine's.
+Names are those of Megatron-Core's local spec; ``names.te_name`` gives Transformer Engine's.
 """
 
-from checkpoint_tools.weight_map import llama, qwen2, qwen3
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby, product
+
+from checkpoint_tools.weight_map import llama, qwen2, qwen3, qwen3_moe
 from checkpoint_tools.weight_map.architecture import Architecture, Family
 from checkpoint_tools.weight_map.entry import Entry
 from checkpoint_tools.weight_map.rows import Row, hidden_norm, vocabulary
@@ -12,14 +16,8 @@ _LAYERS: dict[Family, tuple[Row, ...]] = {
     "llama": llama.LAYER,
     "qwen2": qwen2.LAYER,
     "qwen3": qwen3.LAYER,
+    "qwen3_moe": qwen3_moe.LAYER,
 }
-
-# Transformer Engine's linears carry the norm before them.
-_TE_SUFFIXES = {
-    ".input_layernorm.weight": ".self_attention.linear_qkv.layer_norm_weight",
-    ".pre_mlp_layernorm.weight": ".mlp.linear_fc1.layer_norm_weight",
-}
-_LOCAL_SUFFIXES = {te: local for local, te in _TE_SUFFIXES.items()}
 
 
 def weight_table(arch: Architecture, *, padded_vocab: int | None = None) -> tuple[Entry, ...]:
@@ -42,15 +40,7 @@ def weight_table(arch: Architecture, *, padded_vocab: int | None = None) -> tupl
     embedding = vocabulary(
         "embedding.word_embeddings.weight", "model.embed_tokens.weight", arch, rows
     )
-    layers = [
-        row.kind(
-            f"decoder.layers.{layer}.{row.megatron_name}",
-            tuple(f"model.layers.{layer}.{name}" for name in row.hf_names),
-            arch,
-        )
-        for layer in range(arch.num_layers)
-        for row in _LAYERS[arch.family]
-    ]
+    layers = [entry for layer in range(arch.num_layers) for entry in _layer(arch, layer)]
     final_norm = hidden_norm("decoder.final_layernorm.weight", ("model.norm.weight",), arch)
     if arch.tied:
         return (embedding, *layers, final_norm)
@@ -58,32 +48,13 @@ def weight_table(arch: Architecture, *, padded_vocab: int | None = None) -> tupl
     return (embedding, *layers, final_norm, head)
 
 
-def te_name(local_name: str) -> str:
-    """Name of a dense model's weight in Megatron-Core's Transformer Engine spec.
-
-    Args:
-        local_name: name in the local spec.
-
-    Returns:
-        The norm of attention or MLP as part of the linear after it; other names unchanged.
-    """
-    return _with_suffix(local_name, _TE_SUFFIXES)
-
-
-def local_name(te_name: str) -> str:
-    """Undo ``te_name``.
-
-    Args:
-        te_name: name in the Transformer Engine spec.
-
-    Returns:
-        Name in the local spec.
-    """
-    return _with_suffix(te_name, _LOCAL_SUFFIXES)
-
-
-def _with_suffix(name: str, suffixes: dict[str, str]) -> str:
-    for old, new in suffixes.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
+def _layer(arch: Architecture, layer: int) -> Iterator[Entry]:
+    every_expert = range(arch.mixture.num_experts) if arch.mixture else ()
+    for per_expert, rows in groupby(_LAYERS[arch.family], lambda row: row.per_expert):
+        for expert, row in product(every_expert if per_expert else (None,), tuple(rows)):
+            entry = row.kind(
+                f"decoder.layers.{layer}.{row.megatron_name.format(expert=expert)}",
+                tuple(f"model.layers.{layer}.{n.format(expert=expert)}" for n in row.hf_names),
+                arch,
+            )
+            yield replace(entry, expert=expert)

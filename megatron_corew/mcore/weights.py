@@ -9,7 +9,9 @@ from torch import Tensor
 
 from checkpoint_tools.hf_folder import HfReader
 from checkpoint_tools.weight_map.architecture import Architecture
-from checkpoint_tools.weight_map.table import Entry, local_name, weight_table
+from checkpoint_tools.weight_map.entry import Entry
+from checkpoint_tools.weight_map.names import local_name
+from checkpoint_tools.weight_map.table import weight_table
 from megatron_corew.mcore import platform
 from megatron_corew.mcore.model import HiddenStateModel, padded_vocab_size
 from megatron_corew.mcore.parallel import Layout

@@ -6,6 +6,7 @@ import transformers
 
 from checkpoint_tools.weight_map.architecture import (
     Architecture,
+    Mixture,
     RopeScaling,
     inv_freq,
     read_architecture,
@@ -74,6 +75,35 @@ QWEN3_8B = {
     "tie_word_embeddings": False,
 }
 
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+}
+
 
 def without(config, *keys):
     return {key: value for key, value in config.items() if key not in keys}
@@ -115,6 +145,24 @@ def test_qwen3_has_head_norms_and_a_head_size_of_its_own():
     assert read_architecture(config).head_size == 128
 
 
+def test_qwen3_moe_has_a_mixture_in_every_layer():
+    arch = read_architecture(QWEN3_30B_A3B)
+    assert (arch.family, arch.qkv_bias, arch.qk_norm, arch.tied) == (
+        "qwen3_moe",
+        False,
+        True,
+        False,
+    )
+    assert arch.mixture == Mixture(
+        num_experts=128, experts_per_token=8, expert_ffn_size=768, normalise_topk=True
+    )
+    # transformers' own defaults; it takes the head size from the other two, unlike for Qwen3
+    bare = read_architecture(without(QWEN3_30B_A3B, "norm_topk_prob", "head_dim"))
+    assert bare.mixture is not None
+    assert (bare.mixture.normalise_topk, bare.head_size) == (False, 64)
+    assert read_architecture(QWEN3_8B).mixture is None
+
+
 def test_absent_keys_mean_what_transformers_makes_of_them():
     config = without(LLAMA_32_1B, "num_key_value_heads", "head_dim", "rope_theta", "rope_scaling")
     arch = read_architecture(without(config, "tie_word_embeddings"))
@@ -135,7 +183,7 @@ def test_every_spelling_of_rope_is_read(rope):
     assert read_architecture(config) == read_architecture(LLAMA_32_1B)
 
 
-@pytest.mark.parametrize("config", [LLAMA_32_1B, QWEN25_05B, QWEN3_8B])
+@pytest.mark.parametrize("config", [LLAMA_32_1B, QWEN25_05B, QWEN3_8B, QWEN3_30B_A3B])
 def test_a_config_saved_by_the_installed_transformers_reads_the_same(config, tmp_path):
     name = config["architectures"][0].replace("ForCausalLM", "Config")
     getattr(transformers, name)(**config).save_pretrained(tmp_path)
@@ -214,6 +262,12 @@ def test_a_missing_scaling_key_is_named(key):
             {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.25}},
             "partial_rotary_factor",
         ),
+        (QWEN3_30B_A3B, {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        (QWEN3_30B_A3B, {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        (QWEN3_30B_A3B, {"shared_expert_intermediate_size": 5632}, "shared_expert"),
+        (QWEN3_30B_A3B, {"n_shared_experts": 1}, "n_shared_experts"),
+        (QWEN3_30B_A3B, {"num_experts_per_tok": 129}, "at most num_experts"),
+        (QWEN3_30B_A3B, {"num_local_experts": 64}, "num_experts and num_local_experts must agree"),
     ],
 )
 def test_a_feature_that_would_change_results_unnoticed_is_refused(config, change, named):
@@ -237,6 +291,12 @@ def test_two_spellings_that_disagree_are_refused():
 def test_a_missing_size_is_named(key):
     with pytest.raises(ValueError, match=f"{key} must be"):
         read_architecture(without(QWEN3_8B, key))
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_experts_per_tok", "moe_intermediate_size"])
+def test_a_missing_size_of_the_mixture_is_named(key):
+    with pytest.raises(ValueError, match=f"{key} must be"):
+        read_architecture(without(QWEN3_30B_A3B, key))
 
 
 def test_a_frequency_band_without_width_is_refused():

@@ -1,17 +1,23 @@
 """The weight table against real tiny models: every name once, every bit back, every cut."""
 
 import dataclasses
+import tempfile
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from checkpoint_tools.weight_map.architecture import Architecture, read_architecture
-from checkpoint_tools.weight_map.table import local_name, te_name, weight_table
+from checkpoint_tools.weight_map.names import shift_expert
+from checkpoint_tools.weight_map.table import weight_table
 
-FAMILIES = ["Llama", "Qwen2", "Qwen3"]
+FAMILIES = ["Llama", "Qwen2", "Qwen3", "Qwen3Moe"]
 VOCABULARY = 131
 """A prime: no padding and no cut of it is even by accident."""
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 
 
 def tiny_model(family: str, *, tied: bool) -> torch.nn.Module:
@@ -29,7 +35,8 @@ def tiny_model(family: str, *, tied: bool) -> torch.nn.Module:
         max_position_embeddings=128,
         tie_word_embeddings=tied,
         rope_parameters=rope,
-        **({"head_dim": 6} if family == "Qwen3" else {}),
+        **({"head_dim": 6} if family.startswith("Qwen3") else {}),
+        **(EXPERTS if family == "Qwen3Moe" else {}),
     )
     torch.manual_seed(1)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
@@ -45,13 +52,10 @@ def architecture_of(model) -> Architecture:
 
 
 def stored_weights(model) -> dict[str, torch.Tensor]:
-    """What a folder of the model holds: a tied output layer is not stored."""
-    tied = model.config.tie_word_embeddings
-    return {
-        name: weight
-        for name, weight in model.state_dict().items()
-        if not (tied and name == "lm_head.weight")
-    }
+    """What a folder of the model holds: no tied output layer, and one tensor per expert."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(f"{folder}/model.safetensors")
 
 
 def small(**changes) -> Architecture:
@@ -210,55 +214,45 @@ def test_a_padded_vocabulary_below_the_true_one_is_refused():
         weight_table(small(), padded_vocab=130)
 
 
-# Recorded from megatron-core 0.16.1: one layer, hidden size 64, 4 heads of size 16, 2 key/value
-# heads, feed-forward size 128, vocabulary 128, untied.
-LOCAL_SPEC = {
-    "embedding.word_embeddings.weight": (128, 64),
-    "decoder.layers.0.input_layernorm.weight": (64,),
-    "decoder.layers.0.self_attention.linear_proj.weight": (64, 64),
-    "decoder.layers.0.self_attention.linear_qkv.weight": (128, 64),
-    "decoder.layers.0.self_attention.linear_qkv.bias": (128,),
-    "decoder.layers.0.self_attention.q_layernorm.weight": (16,),
-    "decoder.layers.0.self_attention.k_layernorm.weight": (16,),
-    "decoder.layers.0.pre_mlp_layernorm.weight": (64,),
-    "decoder.layers.0.mlp.linear_fc1.weight": (256, 64),
-    "decoder.layers.0.mlp.linear_fc2.weight": (64, 128),
-    "decoder.final_layernorm.weight": (64,),
-    "output_layer.weight": (128, 64),
-}
-TE_SPEC = {
-    "embedding.word_embeddings.weight": (128, 64),
-    "decoder.layers.0.self_attention.linear_proj.weight": (64, 64),
-    "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight": (64,),
-    "decoder.layers.0.self_attention.linear_qkv.weight": (128, 64),
-    "decoder.layers.0.self_attention.linear_qkv.bias": (128,),
-    "decoder.layers.0.self_attention.q_layernorm.weight": (16,),
-    "decoder.layers.0.self_attention.k_layernorm.weight": (16,),
-    "decoder.layers.0.mlp.linear_fc1.layer_norm_weight": (64,),
-    "decoder.layers.0.mlp.linear_fc1.weight": (256, 64),
-    "decoder.layers.0.mlp.linear_fc2.weight": (64, 128),
-    "decoder.final_layernorm.weight": (64,),
-    "output_layer.weight": (128, 64),
-}
+def mixture(**changes) -> Architecture:
+    return dataclasses.replace(architecture_of(tiny_model("Qwen3Moe", tied=False)), **changes)
 
 
-@pytest.mark.parametrize(
-    ("family", "absent"),
-    [("llama", ("bias", "q_", "k_")), ("qwen2", ("q_", "k_")), ("qwen3", ("bias",))],
-)
-def test_names_and_shapes_are_those_of_megatron_core(family, absent):
-    sizes = {"num_layers": 1, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2}
-    sizes |= {"head_size": 16, "ffn_size": 128, "vocab_size": 128}
-    table = weight_table(small(family=family, **sizes))
-    # "linear_qkv.bias" ends in bias; the head norms are the last part but one
-    recorded = {
-        name: shape
-        for name, shape in LOCAL_SPEC.items()
-        if not any(name.endswith(part) or name.split(".")[-2].startswith(part) for part in absent)
-    }
-    assert {entry.megatron_name: entry.megatron_shape for entry in table} == recorded
+def test_an_expert_is_named_by_its_number_among_all_in_both_tables():
+    entry = entry_of(mixture(), "decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight")
+    prefix = "model.layers.1.mlp.experts.3"
+    assert entry.hf_names == (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")
+    assert (entry.expert, entry.megatron_shape) == (3, (24, 32))
 
 
-def test_transformer_engine_names_are_those_recorded():
-    assert {te_name(name): shape for name, shape in LOCAL_SPEC.items()} == TE_SPEC
-    assert {local_name(name): shape for name, shape in TE_SPEC.items()} == LOCAL_SPEC
+def test_only_experts_have_a_number_and_each_layer_has_every_one_in_order():
+    numbers = [
+        (entry.megatron_name.split(".")[2], entry.expert)
+        for entry in weight_table(mixture())
+        if ".experts." in entry.megatron_name
+    ]
+    assert numbers == [(layer, expert) for layer in "01" for expert in (0, 0, 1, 1, 2, 2, 3, 3)]
+    others = [e for e in weight_table(mixture()) if ".experts." not in e.megatron_name]
+    assert {entry.expert for entry in others} == {None}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_experts_of_all_expert_parallel_ranks_are_those_of_the_table(size):
+    experts = [e.megatron_name for e in weight_table(mixture()) if e.expert is not None]
+    per_rank = 4 // size
+    on_a_rank = [name for name in experts if int(name.split(".")[6]) < per_rank]
+    over_all = [shift_expert(name, rank * per_rank) for rank in range(size) for name in on_a_rank]
+    assert sorted(over_all) == sorted(experts)
+    assert [shift_expert(shift_expert(name, 2), -2) for name in experts] == experts
+
+
+def test_an_experts_output_is_cut_by_its_inputs():
+    entry = entry_of(mixture(), "decoder.layers.0.mlp.experts.local_experts.0.linear_fc2.weight")
+    whole = torch.arange(12.0).expand(32, 12)
+    assert torch.equal(entry.split(whole, 1, 2), torch.arange(6.0, 12.0).expand(32, 6))
+
+
+def test_a_cut_through_an_expert_is_refused_by_its_own_size():
+    entry = entry_of(mixture(), "decoder.layers.0.mlp.experts.local_experts.0.linear_fc2.weight")
+    with pytest.raises(ValueError, match=r"a divisor of moe_intermediate_size \(12\)"):
+        entry.split(torch.zeros(32, 12), 0, 8)
