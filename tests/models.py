@@ -15,6 +15,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB_SIZE = 127  # odd, so that tensor parallelism has to pad it
@@ -30,15 +32,20 @@ _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
 
 FAMILIES = ("llama32_tied", "qwen2_untied", "qwen3_tied", "qwen3_untied")
 
+MIXTURES = ("qwen3_moe_untied", "qwen3_moe_unnormalised_tied")
+"""Models with experts, which not every layout can hold."""
 
-def build(family: str, *, seed: int = 7, head_size: int | None = None) -> PreTrainedModel:
-    """A float32 model of the family: 4 layers, width 64, 8 heads, 2 key/value heads."""
+
+def build(
+    family: str, *, seed: int = 7, head_size: int | None = None, kv_heads: int = 2
+) -> PreTrainedModel:
+    """A float32 model of the family: 4 layers, width 64, 8 heads, 4 experts."""
     sizes = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
         "num_hidden_layers": 4,
         "num_attention_heads": 8,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": kv_heads,
         "intermediate_size": 96,
         "max_position_embeddings": 16384,
         "rms_norm_eps": 1e-6,
@@ -51,6 +58,11 @@ def build(family: str, *, seed: int = 7, head_size: int | None = None) -> PreTra
         model: PreTrainedModel = LlamaForCausalLM(config)
     elif family.startswith("qwen2"):
         model = Qwen2ForCausalLM(Qwen2Config(rope_parameters=_PLAIN_ROPE, **sizes))
+    elif family.startswith("qwen3_moe"):
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        experts |= {"norm_topk_prob": "unnormalised" not in family}
+        head = {"head_dim": head_size or 16, "rope_parameters": _PLAIN_ROPE}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**head, **experts, **sizes))
     else:
         config = Qwen3Config(head_dim=head_size or 16, rope_parameters=_PLAIN_ROPE, **sizes)
         model = Qwen3ForCausalLM(config)
@@ -63,9 +75,11 @@ def build(family: str, *, seed: int = 7, head_size: int | None = None) -> PreTra
     return model.float().eval()
 
 
-def save(family: str, folder: Path, *, seed: int = 7, head_size: int | None = None) -> Path:
+def save(
+    family: str, folder: Path, *, seed: int = 7, head_size: int | None = None, kv_heads: int = 2
+) -> Path:
     """Write the model of ``build`` and a tokenizer of one word per id; return the folder."""
-    build(family, seed=seed, head_size=head_size).save_pretrained(folder)
+    build(family, seed=seed, head_size=head_size, kv_heads=kv_heads).save_pretrained(folder)
     words = {f"w{index}": index for index in range(VOCAB_SIZE)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

@@ -148,8 +148,8 @@ class Entry:
         """
         if self.parallel != "replicated" and self.units % size:
             raise ValueError(
-                f"parallel.tensor: need a divisor of {self.unit} ({self.units}) to split "
-                f"{self.megatron_name}, got {size}. Change parallel.tensor."
+                f"parallel.tensor (--tensor): need a divisor of {self.unit} ({self.units}) to "
+                f"split {self.megatron_name}, got {size}. Choose another."
             )
 
     @property

@@ -1,6 +1,8 @@
 """Reading and writing Hugging Face folders: whole, in shards, broken and interrupted."""
 
 import json
+import os
+import shutil
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from checkpoint_tools.hf_folder import HfReader, HfWriter
+from checkpoint_tools.hf_folder import HfReader
+from checkpoint_tools.hf_writer import HfWriter
 from checkpoint_tools.weight_map.table import weight_table
 
 FAMILIES = ["Llama", "Qwen2", "Qwen3"]
@@ -209,13 +212,57 @@ def test_an_interrupted_write_leaves_nothing_that_looks_finished(tmp_path):
     )
     for name in HfReader(tmp_path / "in").names()[:4]:
         writer.add(name, HfReader(tmp_path / "in").read(name))
-    # As after a kill: the folder is hidden, and has neither config nor a weight file by HF's names.
-    assert not (tmp_path / "out").exists()
-    (left,) = (folder for folder in tmp_path.iterdir() if folder.name != "in")
-    assert left.name.startswith(".out.writing-")
-    assert all(file.name[0].isdigit() for file in left.iterdir())
+    # As after a kill: the folder is hidden and has no config.
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == [".out.partial", "in"]
     with pytest.raises(ValueError, match=r"config\.json"):
-        HfReader(left)
+        HfReader(tmp_path / ".out.partial")
+
+
+def test_a_target_is_written_by_one_process_at_a_time_and_a_new_start_is_clean(tmp_path):
+    save_model(tmp_path / "in")
+    options = {"source_folder": tmp_path / "in", "dtype": torch.float32}
+    first = HfWriter(tmp_path / "out", shard_bytes=1, **options)
+    with pytest.raises(RuntimeError, match=r"out: another process is writing it"):
+        HfWriter(tmp_path / "out", **options)
+    os.close(first._partial._lock)  # What the system does when the process is killed.
+    second = HfWriter(tmp_path / "out", **options)
+    assert [file.name for file in (tmp_path / ".out.partial").iterdir()] == ["model.safetensors"]
+    second.discard()
+    assert not (tmp_path / ".out.partial").exists()
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
+    save_model(tmp_path / "in")
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(RuntimeError, match=r"out: need 0\.00 GB on the disk, got 0\.00 GB free"):
+        HfWriter(tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["in"]
+
+
+def test_only_a_model_folder_is_overwritten(tmp_path):
+    save_model(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"out: only a model or checkpoint folder is overwritten"):
+        HfWriter(
+            tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32, overwrite=True
+        )
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("shard_size", ["1GB", "20KB"])
+def test_the_files_are_those_of_the_safetensors_library_byte_for_byte(tmp_path, shard_size):
+    save_model(tmp_path / "in", max_shard_size=shard_size)
+    reader = HfReader(tmp_path / "in")
+    names = list(reader.names())
+    with HfWriter(
+        tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32, like=True
+    ) as writer:
+        for name in reversed(names):
+            writer.add(name, reader.read(name))
+    for file in sorted((tmp_path / "in").iterdir()):
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 def test_an_error_while_writing_clears_away_and_keeps_the_old_folder(tmp_path):

@@ -45,6 +45,8 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
         {"checkpoint_tools"},
         {"huggingface_hub", "rich", "safetensors", "torch", "transformers", "typer"},
     ),
+    # The optional backend imports megatron.bridge where that is installed.
+    "checkpoint_tools.megatron_bridge": ({"checkpoint_tools"}, {"megatron"}),
     "checkpoint_tools.weight_map": ({"checkpoint_tools.weight_map"}, {"torch"}),
     # Questions in, records out.
     "data": (
@@ -72,7 +74,7 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     "launch": ({"config", "rollout.child_of", "runs"}, set()),
     "preflight": (EVERYTHING, {"transformers"}),
     "run": (EVERYTHING, {"rich", "torch"}),
-    "export": (EVERYTHING, {"rich"}),
+    "export": (EVERYTHING, set()),
     "cli": (EVERYTHING, {"rich", "typer"}),
 }
 

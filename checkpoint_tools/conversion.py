@@ -1,0 +1,135 @@
+"""What both directions of a conversion share: workers, the check of values, the account of it."""
+
+import resource
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from torch import Tensor
+
+Item = TypeVar("Item")
+
+
+@dataclass(kw_only=True, slots=True)
+class Values:
+    """Checks that the converted values are finite."""
+
+    source: Path
+    allow_nonfinite: bool
+    nonfinite: list[str] = field(default_factory=list)
+    """Tensors with NaN or infinity, where they are allowed."""
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """Refuse, or note, a tensor with a NaN or an infinity.
+
+        Args:
+            name: for the message.
+            tensor: any shape, floating point.
+
+        Raises:
+            ValueError: it holds one, and that is not allowed.
+        """
+        # Both extremes are NaN if any number is.
+        if tensor.numel() == 0 or torch.isfinite(torch.stack(torch.aminmax(tensor))).all():
+            return
+        if not self.allow_nonfinite:
+            count = int((~torch.isfinite(tensor)).sum())
+            raise ValueError(
+                f"{self.source}: need finite numbers, got {count} NaN or infinite ones in {name}. "
+                "Use a sound checkpoint, or keep them (--allow-nonfinite)."
+            )
+        self.nonfinite.append(name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Account:
+    """What a conversion did."""
+
+    target: Path
+    num_bytes: int
+    """Of the written weights."""
+    seconds: float
+    peak_bytes: int
+    """Largest resident memory of the process, mapped files included."""
+    dtype: torch.dtype
+    nonfinite: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """One plain sentence, and another about numbers that are not finite."""
+        text = (
+            f"wrote {self.num_bytes / 1e9:.3f} GB in {str(self.dtype).removeprefix('torch.')} to "
+            f"{self.target} in {self.seconds:.1f} s: {self.num_bytes / 1e9 / self.seconds:.2f} "
+            f"GB/s, peak memory {self.peak_bytes / 1e9:.2f} GB"
+        )
+        if not self.nonfinite:
+            return text
+        names = sorted(set(self.nonfinite))
+        return f"{text}\nNaN or infinity kept in {len(names)} tensors: {', '.join(names)}"
+
+
+class Stopwatch:
+    """Measures a conversion from its start."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def account(self, target: Path, num_bytes: int, dtype: torch.dtype, values: Values) -> Account:
+        """The account of a finished conversion."""
+        return Account(
+            target=target,
+            num_bytes=num_bytes,
+            seconds=time.monotonic() - self._start,
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            dtype=dtype,
+            nonfinite=tuple(values.nonfinite),
+        )
+
+
+def in_parallel(work: Callable[[Item], object], items: Iterable[Item], *, workers: int) -> None:
+    """Do ``work`` on each item in threads; after the first failure no further item is begun.
+
+    Args:
+        work: releases Python's lock while it copies, reads or writes.
+        items: in the order in which they are begun.
+        workers: threads.
+
+    Raises:
+        Whatever ``work`` raised first.
+    """
+    pool = ThreadPoolExecutor(workers)
+    try:
+        done, _ = wait([pool.submit(work, item) for item in items], return_when=FIRST_EXCEPTION)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    for future in done:
+        future.result()
+
+
+def progress_bar(what: str, num_bytes: int) -> tuple[Progress, Callable[[int], None]]:
+    """A progress bar in bytes, and the function that moves it on.
+
+    Args:
+        what: is done, for the bar's label.
+        num_bytes: at the end.
+    """
+    progress = Progress(
+        TextColumn(what),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    task = progress.add_task(what, total=num_bytes)
+    return progress, lambda count: progress.advance(task, count)

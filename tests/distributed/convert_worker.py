@@ -1,0 +1,55 @@
+"""Loads converted checkpoints through real Megatron-Core, and writes its own.
+
+Arguments: parallel-knobs-as-json models-folder checkpoints-folder families-as-json out.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+
+from megatron_corew.mcore.parallel import Layout, parallel_world
+from tests.distributed.layout_worker import logit_difference
+from tests.distributed.parts import config_for, made_up_batch, policy_for
+
+
+def measure(folder: Path, checkpoint: Path, own: Path, config, layout: Layout) -> dict:
+    """One family: loaded weights against those read from the Hugging Face folder, and logits."""
+    policy = policy_for(config, layout)
+    model, wanted = policy.module, {n: p.clone() for n, p in policy.module.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    loaded = dist_checkpointing.load({"model": model.sharded_state_dict()}, str(checkpoint))
+    model.load_state_dict(loaded["model"])
+    equal = all(torch.equal(wanted[name], p) for name, p in model.named_parameters())
+    everywhere = [equal] * dist.get_world_size()
+    dist.all_gather_object(everywhere, equal)
+    if dist.get_rank() == 0:
+        own.mkdir(parents=True)
+    dist.barrier()
+    dist_checkpointing.save({"model": model.sharded_state_dict()}, str(own))
+    batch = made_up_batch()
+    return {"equal": all(everywhere), "logits": logit_difference(policy, folder, batch, layout)}
+
+
+def main() -> None:
+    """Measure all families under this layout."""
+    knobs, folders, checkpoints = json.loads(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    families, out = json.loads(sys.argv[4]), Path(sys.argv[5])
+    results = {}
+    with parallel_world(config_for(str(folders / families[0]), **knobs).parallel, seed=0) as layout:
+        for family in families:
+            folder = folders / family
+            config = config_for(str(folder), **knobs)
+            own = out.with_suffix("") / family
+            results[family] = measure(folder, checkpoints / family, own, config, layout)
+        if dist.get_rank() == 0:
+            out.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
