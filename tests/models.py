@@ -15,6 +15,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB_SIZE = 127  # odd, so that tensor parallelism has to pad it
@@ -30,9 +32,12 @@ _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
 
 FAMILIES = ("llama32_tied", "qwen2_untied", "qwen3_tied", "qwen3_untied")
 
+MIXTURES = ("qwen3_moe_untied", "qwen3_moe_unnormalised_tied")
+"""Models with experts, which not every layout can hold."""
+
 
 def build(family: str, *, seed: int = 7, head_size: int | None = None) -> PreTrainedModel:
-    """A float32 model of the family: 4 layers, width 64, 8 heads, 2 key/value heads."""
+    """A float32 model of the family: 4 layers, width 64, 8 heads, 2 key/value heads, 4 experts."""
     sizes = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -51,6 +56,11 @@ def build(family: str, *, seed: int = 7, head_size: int | None = None) -> PreTra
         model: PreTrainedModel = LlamaForCausalLM(config)
     elif family.startswith("qwen2"):
         model = Qwen2ForCausalLM(Qwen2Config(rope_parameters=_PLAIN_ROPE, **sizes))
+    elif family.startswith("qwen3_moe"):
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        experts |= {"norm_topk_prob": "unnormalised" not in family}
+        head = {"head_dim": head_size or 16, "rope_parameters": _PLAIN_ROPE}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**head, **experts, **sizes))
     else:
         config = Qwen3Config(head_dim=head_size or 16, rope_parameters=_PLAIN_ROPE, **sizes)
         model = Qwen3ForCausalLM(config)
