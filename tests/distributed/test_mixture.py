@@ -2,13 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from checkpoint_tools.hf_folder import HfReader
 from checkpoint_tools.weight_map.table import weight_table
+from megatron_corew.mcore.model import build_model
+from megatron_corew.mcore.parallel import Layout, parallel_world
+from megatron_corew.mcore.weights import global_parameters
 from tests.distributed.launch import run_worker
+from tests.distributed.parts import config_for
 from tests.models import MIXTURES, save
 
 ONE: dict = {}
@@ -23,7 +28,7 @@ LAYOUTS = {
     # Each expert is on two ranks: its gradient and its optimizer shards have a group of their own.
     "tp2_dp2_ep2_distributed": EXPERT | {"tensor": 2, "sequence": True},
 }
-QUICK = ("ep2_distributed", "tp2_ep2")
+QUICK = ("ep2_distributed", "tp2_ep2", "tp2")
 
 
 class Runs:
@@ -108,6 +113,52 @@ def test_the_teacher_equals_that_of_one_process(runs, layout):
     assert largest_difference(alone["teacher"], parts["teacher"]) <= 1e-7
     # The teacher must be somewhere between its start and the student, not a copy of either.
     assert largest_difference(parts["teacher"], parts["student"]) > 1e-3
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_names.json"
+CHECKPOINT_KEYS = {
+    case["name"]: set(case["checkpoint_keys"])
+    for case in json.loads(GOLDEN.read_text())["cases"]
+    if "checkpoint_keys" in case
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "recorded"), [(MIXTURES[0], "te moe grouped"), ("llama32_tied", "te tie")]
+)
+def test_checkpoints_have_the_keys_of_transformer_engines_specification(tmp_path, family, recorded):
+    folder = save(family, tmp_path)
+    config = config_for(str(folder))
+    with parallel_world(config.parallel, seed=0) as layout:
+        model = build_model(HfReader(folder).architecture, config, layout)
+        keys = {state.key for state in model.sharded_state_dict().values()}
+    head_norms = {f"decoder.layers.self_attention.{part}_layernorm.weight" for part in "qk"}
+    weights = {key for key in keys if "_extra_state" not in key}
+    # The recorded models have no head norms.
+    assert weights - head_norms == CHECKPOINT_KEYS[recorded]
+
+
+class GroupedExperts(torch.nn.Module):
+    """The parameter names of Transformer Engine's grouped experts, for two experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(num_layers=8, num_moe_experts=6)
+        self.decoder = torch.nn.Module()
+        self.decoder.layers = torch.nn.ModuleList([torch.nn.Module(), torch.nn.Module()])
+        mlp = self.decoder.layers[1].mlp = torch.nn.Module()
+        mlp.experts = torch.nn.Module()
+        mlp.experts.linear_fc1 = torch.nn.Module()
+        mlp.experts.linear_fc1.weight0 = torch.nn.Parameter(torch.zeros(1))
+        mlp.experts.linear_fc1.weight1 = torch.nn.Parameter(torch.zeros(1))
+
+
+def test_grouped_experts_are_found_by_their_numbers_in_the_whole_model():
+    names = {"tensor_rank": 0, "tensor_size": 1, "data_rank": 2, "data_size": 3}
+    names |= {"pipeline_rank": 3, "pipeline_size": 4, "expert_rank": 2, "expert_size": 3}
+    found = global_parameters(GroupedExperts(), Layout(**names, sequence_parallel=False))
+    prefix = "decoder.layers.7.mlp.experts.local_experts"
+    assert list(found) == [f"{prefix}.{expert}.linear_fc1.weight" for expert in (4, 5)]
 
 
 RESUMED = [
