@@ -41,7 +41,7 @@ class ModelConfig(Section):
     """The policy to start from."""
 
     path: str
-    """Hugging Face folder (Llama, Qwen2 or Qwen3 dense), or ``lab`` for the built-in policy."""
+    """Hugging Face folder (Llama, Qwen2, Qwen3, Qwen3-MoE), or ``lab`` for the built-in policy."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the trained parameters. Optimizer and teacher are float32; with bfloat16 they start
     from the rounded weights, so a folder stored in float32 loses its last bits."""
@@ -232,6 +232,9 @@ class ParallelConfig(Section):
     """Data-parallel size; processes = tensor x pipeline x data."""
     sequence: bool = False
     """Sequence parallelism inside the tensor-parallel group."""
+    expert: Count = 1
+    """Expert-parallel size: a rank holds 1 / expert of each layer's experts. It divides
+    tensor x data and takes no processes of its own. Above 1 it needs a model with experts."""
     distributed_optimizer: bool = False
     """Shard optimizer and teacher over the data-parallel group."""
     micro_batch_rollouts: Count = 8
@@ -247,6 +250,26 @@ class ParallelConfig(Section):
     def processes(self) -> int:
         """Number of trainer processes."""
         return self.tensor * self.pipeline * self.data
+
+    @property
+    def expert_tensor(self) -> int:
+        """Tensor-parallel size of an expert: as of the dense layers, but whole under EP.
+
+        Under expert parallelism an expert's few rows are kept together, which is faster than
+        cutting them; Megatron-Core sums the gradients of whole experts over the tensor-parallel
+        ranks only there.
+        """
+        return self.tensor if self.expert == 1 else 1
+
+    @model_validator(mode="after")
+    def experts_spread_over_whole_groups_of_ranks(self) -> Self:
+        """The ranks of a pipeline stage are made of expert-parallel groups."""
+        if self.tensor * self.data % self.expert:
+            raise ValueError(
+                f"parallel.expert: need a divisor of parallel.tensor x parallel.data "
+                f"({self.tensor * self.data}), got {self.expert}. Change parallel.expert."
+            )
+        return self
 
     @model_validator(mode="after")
     def sequence_parallel_needs_tensor_parallel(self) -> Self:

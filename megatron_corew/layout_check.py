@@ -1,25 +1,53 @@
 """Whether a model can be cut the way the layout says; needs no Megatron."""
 
-from checkpoint_tools.weight_map.architecture import Architecture
-from megatron_corew.config import Config
+from checkpoint_tools.weight_map.architecture import Architecture, Mixture
+from megatron_corew.config import Config, ParallelConfig
 
 
 def check_divisible(architecture: Architecture, config: Config) -> None:
     """Refuse a layout that cannot hold the model, naming the knob.
 
     Raises:
-        ValueError: what does not divide, and by which part of the layout.
+        ValueError: what does not divide, and by which part of the layout; or what the layout and
+            a model with (or without) experts do not have in common.
     """
-    tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
+    parallel, mixture = config.parallel, architecture.mixture
     needs = {
-        "attention heads": (architecture.num_heads, tensor, "parallel.tensor"),
-        "key/value heads": (architecture.num_kv_heads, tensor, "parallel.tensor"),
-        "inner size": (architecture.ffn_size, tensor, "parallel.tensor"),
-        "layers": (architecture.num_layers, pipeline, "parallel.pipeline"),
+        "attention heads": (architecture.num_heads, parallel.tensor, "parallel.tensor"),
+        "key/value heads": (architecture.num_kv_heads, parallel.tensor, "parallel.tensor"),
+        "layers": (architecture.num_layers, parallel.pipeline, "parallel.pipeline"),
     }
+    if mixture is None:
+        needs["inner size"] = (architecture.ffn_size, parallel.tensor, "parallel.tensor")
+    else:
+        needs["experts"] = (mixture.num_experts, parallel.expert, "parallel.expert")
+        size = (mixture.expert_ffn_size, parallel.expert_tensor, "parallel.tensor")
+        needs["expert inner size"] = size
     for what, (count, parts, knob) in needs.items():
         if count % parts:
             raise ValueError(
                 f"{knob}: need a divisor of the model's {count} {what}, got {parts}. "
                 f"Choose another {knob} or another model."
             )
+    _check_mixture(mixture, parallel)
+
+
+def _check_mixture(mixture: Mixture | None, parallel: ParallelConfig) -> None:
+    if mixture is None:
+        if parallel.expert > 1:
+            raise ValueError(
+                f"parallel.expert: need 1 for a model without experts, got {parallel.expert}. "
+                "Set parallel.expert=1."
+            )
+        return
+    if parallel.tensor > 1 and not parallel.sequence:
+        # Else every tensor-parallel rank would send the same tokens to the experts.
+        raise ValueError(
+            f"parallel.sequence: need true for a model with experts and parallel.tensor="
+            f"{parallel.tensor}, got false. Set parallel.sequence=true."
+        )
+    if mixture.experts_per_token == 1 and mixture.normalise_topk:
+        raise ValueError(
+            "model.path: need a router that weighs its experts, got one expert per token with "
+            "probabilities divided by their sum (always 1): the router cannot be trained."
+        )

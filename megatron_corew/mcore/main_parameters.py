@@ -145,6 +145,7 @@ def check_coverage(model: torch.nn.Module, mains: Iterable[MainParameter]) -> No
         )
 
 
+@torch.no_grad()
 def whole_parameters(
     optimizer: Any, local: Callable[[MainParameter], Tensor], dtype: torch.dtype
 ) -> Parameters:

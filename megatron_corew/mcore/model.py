@@ -1,14 +1,16 @@
 """Builds this rank's part of the policy from a Hugging Face architecture."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from checkpoint_tools.weight_map.architecture import Architecture, inv_freq
+from checkpoint_tools.weight_map.architecture import Architecture, Mixture, inv_freq
 from megatron_corew.config import Config
 from megatron_corew.layout_check import check_divisible
 from megatron_corew.mcore import platform
-from megatron_corew.mcore.modules import layer_spec
+from megatron_corew.mcore.modules import layer_spec, uses_transformer_engine
 from megatron_corew.mcore.parallel import Layout
 
 platform.redirect_torch()
@@ -72,9 +74,27 @@ def transformer_config(architecture: Architecture, config: Config) -> Transforme
         # Micro-batches of a step differ in length; stages tell each other the shapes.
         variable_seq_lengths=config.parallel.pipeline > 1,
         moe_token_dispatcher_type="alltoall",
+        **_mixture_settings(architecture.mixture, config),
         # The loss is a plain sum of weighted token losses: no division by Megatron.
         calculate_per_token_loss=True,
     )
+
+
+def _mixture_settings(mixture: Mixture | None, config: Config) -> dict[str, Any]:
+    if mixture is None:
+        return {}
+    return {
+        "num_moe_experts": mixture.num_experts,
+        "moe_router_topk": mixture.experts_per_token,
+        "moe_ffn_hidden_size": mixture.expert_ffn_size,
+        # A softmax over the chosen logits is one over all, divided by the chosen ones' sum.
+        "moe_router_pre_softmax": not mixture.normalise_topk,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_grouped_gemm": uses_transformer_engine(),
+        "expert_model_parallel_size": config.parallel.expert,
+        "expert_tensor_parallel_size": config.parallel.expert_tensor,
+    }
 
 
 def build_model(architecture: Architecture, config: Config, layout: Layout) -> HiddenStateModel:
@@ -86,7 +106,7 @@ def build_model(architecture: Architecture, config: Config, layout: Layout) -> H
         layout: where this rank stands.
 
     Raises:
-        ValueError: heads, key/value heads, layers or inner size do not divide by the layout.
+        ValueError: heads, layers, experts or inner size do not divide by the layout.
     """
     check_divisible(architecture, config)
     megatron_config = transformer_config(architecture, config)

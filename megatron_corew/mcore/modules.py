@@ -15,12 +15,17 @@ from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_block import (  # noqa: E402
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+if not moe_utils.HAVE_TE:
+    # Megatron-Core 0.16 asks whether this name is None, but without Transformer Engine it is unset.
+    moe_utils.te_general_gemm = None
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -73,11 +78,21 @@ def layer_spec(
         qk_norm: normalise queries and keys per head (Qwen3).
     """
     if uses_transformer_engine():
-        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qk_norm)
-    spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=qk_norm,
+        )
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, qk_layernorm=qk_norm, normalization="RMSNorm"
+    )
     layer, attention = spec.submodules, spec.submodules.self_attention.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention.core_attention = CausalSdpa
+    if config.num_moe_experts is not None:
+        # Stored as part of the linear after it, as in a dense layer of either specification, no
+        # checkpoint with experts could go from a CPU to Transformer Engine and back.
+        del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     if qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return TransformerBlockSubmodules(

@@ -31,6 +31,11 @@ class Layout:
     data_rank: int
     data_size: int
     sequence_parallel: bool
+    expert_rank: int = 0
+    expert_size: int = 1
+    expert_tensor_rank: int = 0
+    expert_tensor_size: int = 1
+    """Ranks that share one expert; the dense layers' tensor_size, or 1 (see ParallelConfig)."""
 
     @property
     def first_stage(self) -> bool:
@@ -83,6 +88,8 @@ def parallel_world(config: ParallelConfig, *, seed: int) -> Iterator[Layout]:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.tensor,
             pipeline_model_parallel_size=config.pipeline,
+            expert_model_parallel_size=config.expert,
+            expert_tensor_parallel_size=config.expert_tensor,
         )
         torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
@@ -94,6 +101,10 @@ def parallel_world(config: ParallelConfig, *, seed: int) -> Iterator[Layout]:
             data_rank=parallel_state.get_data_parallel_rank(),
             data_size=config.data,
             sequence_parallel=config.sequence,
+            expert_rank=parallel_state.get_expert_model_parallel_rank(),
+            expert_size=config.expert,
+            expert_tensor_rank=parallel_state.get_expert_tensor_parallel_rank(),
+            expert_tensor_size=config.expert_tensor,
         )
     finally:
         parallel_state.destroy_model_parallel()

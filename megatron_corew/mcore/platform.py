@@ -93,6 +93,18 @@ def _redirect_type_name() -> None:
     torch.Tensor.type = type_name  # type: ignore[assignment, method-assign]
 
 
+def _splits_on_host(dispatcher: Any, point: str, tokens_per_expert: Any = None) -> Any:
+    """The part of the token dispatcher that copies its counts to the host on a stream of its own.
+
+    Here they are on the host; only the exchange's splits must become plain numbers.
+    """
+    if point == dispatcher.cuda_dtoh_point:
+        for name in ("input_splits", "output_splits"):
+            splits = getattr(dispatcher, name)
+            setattr(dispatcher, name, None if splits is None else splits.tolist())
+    return tokens_per_expert
+
+
 class _Torch(ModuleType):
     """torch as a Megatron-Core module sees it: its factories make CPU tensors."""
 
@@ -140,7 +152,7 @@ def redirect_torch() -> None:
 
 
 def redirect_megatron() -> None:
-    """Give Megatron-Core the CPU's factories and generator; does nothing with CUDA."""
+    """Give Megatron-Core the CPU's factories, generator and streams; does nothing with CUDA."""
     if has_cuda():
         return
     for name in _FACTORY_MODULES:
@@ -150,3 +162,8 @@ def redirect_megatron() -> None:
     # These two reach into torch.cuda's generators, which a machine without CUDA does not have.
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()  # type: ignore[attr-defined]
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)  # type: ignore[attr-defined]
+    dispatcher = import_module("megatron.core.transformer.moe.token_dispatcher")
+    all_to_all = dispatcher.MoEAlltoAllTokenDispatcher
+    # Any object keeps it from making a CUDA stream, which is used in the replaced method only.
+    all_to_all.cuda_dtoh_stream = _CPU
+    all_to_all._maybe_dtoh_and_synchronize = _splits_on_host

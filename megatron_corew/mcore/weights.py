@@ -1,5 +1,6 @@
 """Weights between Hugging Face names and this rank's parameters, one tensor at a time."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from checkpoint_tools.hf_folder import HfReader
 from checkpoint_tools.weight_map.architecture import Architecture
 from checkpoint_tools.weight_map.entry import Entry
-from checkpoint_tools.weight_map.names import local_name
+from checkpoint_tools.weight_map.names import local_name, shift_expert
 from checkpoint_tools.weight_map.table import weight_table
 from megatron_corew.mcore import platform
 from megatron_corew.mcore.model import HiddenStateModel, padded_vocab_size
@@ -18,7 +19,6 @@ from megatron_corew.mcore.parallel import Layout
 
 platform.redirect_torch()
 
-from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel import (  # noqa: E402
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -38,14 +38,15 @@ def gather_sequence(hidden: Tensor, layout: Layout) -> Tensor:
 
 
 def global_parameters(model: HiddenStateModel, layout: Layout) -> dict[str, torch.nn.Parameter]:
-    """This rank's parameters by local-spec name with the layer's number in the whole model."""
+    """This rank's parameters by local-spec name, layer and expert numbered in the whole model."""
     layers = model.config.num_layers // layout.pipeline_size
+    experts = (model.config.num_moe_experts or 0) // layout.expert_size
     parameters = {}
     for name, parameter in model.named_parameters():
         parts = local_name(name).split(".")
         if parts[:2] == ["decoder", "layers"]:
             parts[2] = str(int(parts[2]) + layout.pipeline_rank * layers)
-        parameters[".".join(parts)] = parameter
+        parameters[shift_expert(".".join(parts), layout.expert_rank * experts)] = parameter
     return parameters
 
 
@@ -69,7 +70,7 @@ def load(model: HiddenStateModel, reader: HfReader, layout: Layout) -> None:
             continue
         whole = entry.to_megatron({name: reader.read(name) for name in entry.hf_names})
         for target in targets:
-            target.copy_(entry.split(whole, layout.tensor_rank, layout.tensor_size))
+            target.copy_(entry.split(whole, *_cut(entry, layout)))
     if wanted:
         raise RuntimeError(
             f"weights: {len(wanted)} parameters of the model have no entry in the weight table, "
@@ -86,18 +87,19 @@ def stream(
     Collective: every rank must walk the stream to its end. At most one whole tensor exists.
     """
     mine = global_parameters(model, layout)
-    owners = _owners(mine, layout)
-    for entry in _table(architecture, layout):
-        owner = owners[entry.megatron_name]
-        whole = _collect(entry, mine.get(entry.megatron_name), owner, layout)
+    table = _table(architecture, layout)
+    holders = _holders(table, mine, layout)
+    for entry in table:
+        whole = _collect(entry, mine.get(entry.megatron_name), holders[entry.megatron_name])
         tensors = entry.to_hf(whole) if whole is not None else {}
         for name in entry.hf_names:
             yield name, tensors.get(name)
 
 
 @dataclass(frozen=True, slots=True)
-class _Owner:
-    stage: int
+class _Shard:
+    rank: int
+    """Of the process, in the world."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -107,39 +109,54 @@ def _table(architecture: Architecture, layout: Layout) -> tuple[Entry, ...]:
     return weight_table(architecture, padded_vocab=padded)
 
 
-def _owners(mine: dict[str, torch.nn.Parameter], layout: Layout) -> dict[str, _Owner]:
-    local = {name: (tuple(p.shape), p.dtype) for name, p in mine.items()}
-    stages: list[dict[str, tuple[tuple[int, ...], torch.dtype]]] = [{}] * layout.pipeline_size
-    dist.all_gather_object(stages, local, group=parallel_state.get_pipeline_model_parallel_group())
-    owners: dict[str, _Owner] = {}
-    for stage, names in enumerate(stages):
-        for name, (shape, dtype) in names.items():
-            owners.setdefault(name, _Owner(stage, shape, dtype))
-    return owners
+def _cut(entry: Entry, layout: Layout) -> tuple[int, int]:
+    """Which part of the entry this rank holds, of how many."""
+    if entry.expert is not None:
+        return layout.expert_tensor_rank, layout.expert_tensor_size
+    return layout.tensor_rank, layout.tensor_size
+
+
+def _holders(
+    table: tuple[Entry, ...], mine: dict[str, torch.nn.Parameter], layout: Layout
+) -> dict[str, list[_Shard]]:
+    """For every entry the first process that holds each of its parts, in the parts' order."""
+    local = [
+        (entry.megatron_name, _cut(entry, layout)[0], tuple(parameter.shape), parameter.dtype)
+        for entry in table
+        if (parameter := mine.get(entry.megatron_name)) is not None
+    ]
+    ranks: list[list[tuple[str, int, tuple[int, ...], torch.dtype]]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(ranks, local)
+    found: defaultdict[str, dict[int, _Shard]] = defaultdict(dict)
+    for rank, parameters in enumerate(ranks):
+        for name, part, shape, dtype in parameters:
+            found[name].setdefault(part, _Shard(rank, shape, dtype))
+    holders = {name: [shards[part] for part in sorted(shards)] for name, shards in found.items()}
+    return {
+        entry.megatron_name: holders[entry.megatron_name][: 1 if _is_copied(entry) else None]
+        for entry in table
+    }
+
+
+def _is_copied(entry: Entry) -> bool:
+    return entry.parallel == "replicated"
 
 
 def _collect(
-    entry: Entry, parameter: torch.nn.Parameter | None, owner: _Owner, layout: Layout
+    entry: Entry, parameter: torch.nn.Parameter | None, holders: list[_Shard]
 ) -> Tensor | None:
     """The whole Megatron tensor on rank 0; None on the others."""
-    if layout.data_rank != 0:
-        return None
-    pieces = 1 if entry.parallel == "replicated" else layout.tensor_size
-    stacked = torch.empty(pieces, *owner.shape, dtype=owner.dtype, device=platform.device())
-    if layout.pipeline_rank == owner.stage and parameter is not None:
-        if pieces == 1:
-            stacked[0] = parameter.detach()
-        else:
-            group = parallel_state.get_tensor_model_parallel_group()
-            dist.all_gather(list(stacked.unbind()), parameter.detach(), group=group)
-    if layout.tensor_rank != 0:
-        return None
-    if owner.stage != 0:
-        group = parallel_state.get_pipeline_model_parallel_group()
-        if layout.pipeline_rank == owner.stage:
-            dist.send(stacked, dst=0, group=group)
-        elif layout.pipeline_rank == 0:
-            dist.recv(stacked, src=dist.get_global_rank(group, owner.stage), group=group)
-    if layout.pipeline_rank != 0:
-        return None
-    return entry.join(list(stacked.unbind()))
+    rank, parts = dist.get_rank(), []
+    for shard in holders:
+        if rank not in (0, shard.rank):
+            continue
+        part = torch.empty(shard.shape, dtype=shard.dtype, device=platform.device())
+        if rank == shard.rank:
+            assert parameter is not None
+            part.copy_(parameter.detach())
+        if shard.rank != 0 and rank == 0:
+            dist.recv(part, src=shard.rank)
+        elif shard.rank != 0:
+            dist.send(part, dst=0)
+        parts.append(part)
+    return entry.join(parts) if rank == 0 else None

@@ -23,6 +23,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 UNTIED_HEAD = "lm_head.weight"
 LARGEST_TENSOR_BYTES = 131 * 32 * 4
 
@@ -40,6 +41,7 @@ def save_model(folder, family="Qwen2", *, tied=True, **save_options):
         max_position_embeddings=128,
         tie_word_embeddings=tied,
         rope_parameters=LLAMA3_ROPE if family == "Llama" else plain_rope,
+        **(EXPERTS if family == "Qwen3Moe" else {}),
     )
     torch.manual_seed(1)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -79,7 +81,7 @@ def logits(model):
 
 @pytest.mark.parametrize("shard_bytes", [5e9, 20_000], ids=["one file", "many shards"])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "Qwen3Moe"])
 def test_a_written_folder_loads_in_transformers_bit_for_bit(tmp_path, family, tied, shard_bytes):
     model = save_model(tmp_path / "in", family, tied=tied)
     copy_through_megatron(
