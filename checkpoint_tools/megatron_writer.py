@@ -107,7 +107,7 @@ class MegatronWriter:
         architecture = read_architecture(read_config(self._source))
         padded = -(-architecture.vocab_size // layout.tensor) * layout.tensor
         self.table = weight_table(architecture, padded_vocab=padded)
-        self.files = _plan_files(architecture, self.table, layout, dtype)
+        self.files = plan_files(architecture, self.table, layout, dtype)
         self.num_bytes = sum(
             item.shape.numel() * dtype.itemsize for file in self.files for item in file.items
         )
@@ -193,10 +193,20 @@ class MegatronWriter:
         return tensors
 
 
-def _plan_files(
+def plan_files(
     architecture: Architecture, table: Sequence[Entry], layout: Layout, dtype: torch.dtype
 ) -> tuple[PlannedFile, ...]:
-    """Files by rank of the layout, each rank's in pieces of a size that workers can share."""
+    """The files of a checkpoint: by rank of the layout, of a size that workers can share.
+
+    Args:
+        architecture: of the whole model.
+        table: its weights.
+        layout: whose ranks' pieces go into one file.
+        dtype: of the written weights.
+
+    Raises:
+        ValueError: the layout does not divide the model.
+    """
     _check_divisible(architecture, layout)
     ranks: dict[int, list[_Item]] = {}
     where, ranks_of_stage = places(table), layout.tensor * layout.expert

@@ -41,7 +41,8 @@ class ModelConfig(Section):
     """The policy to start from."""
 
     path: str
-    """Hugging Face folder (Llama, Qwen2, Qwen3, Qwen3-MoE), or ``lab`` for the built-in policy."""
+    """Hugging Face folder, or checkpoint of corew-convert, of a Llama, Qwen2, Qwen3 or Qwen3-MoE
+    model; or ``lab`` for the built-in policy."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the trained parameters. Optimizer and teacher are float32; with bfloat16 they start
     from the rounded weights, so a folder stored in float32 loses its last bits."""

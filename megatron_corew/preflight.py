@@ -16,13 +16,21 @@ if TYPE_CHECKING:
 LAB_POLICY = Path(__file__).parent / "lab" / "policy"
 
 
+def weights_folder(config: Config) -> Path:
+    """Where the policy starts from; ``lab`` is the policy in this package."""
+    return LAB_POLICY if config.model.path == "lab" else Path(config.model.path)
+
+
 def model_folder(config: Config) -> Path:
-    """The Hugging Face folder of the policy; ``lab`` is the one in this package.
+    """The Hugging Face folder of the policy's config and tokenizer.
 
     Raises:
         ValueError: there is no such folder.
     """
-    folder = LAB_POLICY if config.model.path == "lab" else Path(config.model.path)
+    from checkpoint_tools.megatron_folder import HF_FOLDER
+
+    start = weights_folder(config)
+    folder = start / HF_FOLDER if (start / HF_FOLDER).is_dir() else start
     if not (folder / "config.json").exists():
         raise ValueError(
             f"model.path: need a Hugging Face folder with a config.json, got {folder}. Download "
@@ -86,17 +94,14 @@ def check_model(config: Config) -> None:
     Raises:
         ValueError: one line naming the knob.
     """
-    from checkpoint_tools.hf_folder import HfReader
-    from checkpoint_tools.weight_map.table import weight_table
+    from checkpoint_tools.sources import open_source
     from megatron_corew.layout_check import check_divisible
 
-    reader = HfReader(model_folder(config))
-    architecture = reader.architecture
-    reader.check_complete(weight_table(architecture))
+    source = open_source(weights_folder(config))
+    architecture = source.architecture
     check_divisible(architecture, config)
-    table = weight_table(architecture)
     itemsize = 4 if config.model.dtype == "float32" else 2
-    largest = max(math.prod(shape) for entry in table for shape in entry.hf_shapes)
+    largest = max(math.prod(shape) for entry in source.table for shape in entry.hf_shapes)
     check_shared_memory(config, largest * itemsize)
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     if longest > architecture.max_positions:

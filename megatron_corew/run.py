@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from checkpoint_tools.hf_folder import HfReader
+from checkpoint_tools.sources import open_source
 from megatron_corew import loop, preflight
 from megatron_corew.answers.judge import AnswerJudge
 from megatron_corew.config import Config
@@ -49,7 +49,7 @@ def run(config: Config) -> None:
         server = stack.enter_context(_own_server(config, folder)) if is_driver() else None
         train_set = on_driver(lambda: preflight.training_questions(config))
         held_out = on_driver(lambda: preflight.held_out_questions(config))
-        policy = Policy(config, HfReader(preflight.model_folder(config)), layout)
+        policy = Policy(config, open_source(preflight.weights_folder(config)), layout)
         teacher = None
         if config.keeps_teacher:
             moves = config.preset.needs_teacher and config.preset.teacher_moves

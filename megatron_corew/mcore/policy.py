@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoint_tools.hf_folder import HfReader
+from checkpoint_tools.sources import Source
 from megatron_corew.algo.objective import Objective, token_objective
 from megatron_corew.config import Config
 from megatron_corew.mcore import platform, weights
@@ -40,15 +40,15 @@ class Policy:
 
     Args:
         config: the run.
-        reader: the Hugging Face folder to start from.
+        source: the Hugging Face folder or converted checkpoint to start from.
         layout: where this rank stands.
 
     Raises:
         ValueError: the folder does not fit the layout, or misses tensors.
     """
 
-    def __init__(self, config: Config, reader: HfReader, layout: Layout) -> None:
-        self.architecture, self.layout = reader.architecture, layout
+    def __init__(self, config: Config, source: Source, layout: Layout) -> None:
+        self.architecture, self.layout = source.architecture, layout
         self.dtype = DTYPES[config.model.dtype]
         self.temperature = config.rollout.temperature
         self.objective = Objective(
@@ -63,7 +63,7 @@ class Policy:
         self._parallel, self._max_skipped = config.parallel, config.optimizer.max_skipped_updates
         self.skipped_updates = 0
         self.module = build_model(self.architecture, config, layout)
-        weights.load(self.module, reader, layout)
+        weights.load(self.module, source, layout)
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self.ddp, self.optimizer = _with_optimizer(self.module, config)
 

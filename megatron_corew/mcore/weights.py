@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from checkpoint_tools.hf_folder import HfReader
+from checkpoint_tools.sources import Source
 from checkpoint_tools.weight_map.architecture import Architecture
 from checkpoint_tools.weight_map.entry import Entry
 from checkpoint_tools.weight_map.names import local_name, shift_expert
@@ -51,24 +51,22 @@ def global_parameters(model: HiddenStateModel, layout: Layout) -> dict[str, torc
 
 
 @torch.no_grad()
-def load(model: HiddenStateModel, reader: HfReader, layout: Layout) -> None:
-    """Fill this rank's parameters from a Hugging Face folder.
+def load(model: HiddenStateModel, source: Source, layout: Layout) -> None:
+    """Fill this rank's parameters from a Hugging Face folder or a converted checkpoint.
 
     Raises:
-        ValueError: the folder misses a tensor, has one too many, or one of another shape.
         RuntimeError: a parameter of the model has no entry in the weight table.
     """
-    table = _table(reader.architecture, layout)
-    reader.check_complete(table)
     wanted = global_parameters(model, layout)
-    for entry in table:
+    # The source's rows differ from this layout's in the padding of the vocabulary only.
+    for stored, entry in zip(source.table, _table(source.architecture, layout), strict=True):
         # A tied output layer on the last stage is a second copy of the embedding.
-        tied_copy = entry.megatron_name == _EMBEDDING and reader.architecture.tied
+        tied_copy = entry.megatron_name == _EMBEDDING and source.architecture.tied
         names = [entry.megatron_name] + ([_OUTPUT] if tied_copy else [])
         targets = [wanted.pop(name) for name in names if name in wanted]
         if not targets:
             continue
-        whole = entry.to_megatron({name: reader.read(name) for name in entry.hf_names})
+        whole = entry.to_megatron(source.read(stored))
         for target in targets:
             target.copy_(entry.split(whole, *_cut(entry, layout)))
     if wanted:

@@ -55,6 +55,9 @@ def server_command(
     command += ["--model", model, "--host", servers.host, "--port", str(port)]
     command += ["--dtype", dtype, "--max-model-len", str(max_model_len), "--seed", str(seed)]
     command += ["--max-num-seqs", str(servers.max_sequences)]
+    if not any(Path(model).glob("*.safetensors")):
+        # The policy starts from a Megatron checkpoint: the first push brings the weights.
+        command += ["--load-format", "dummy"]
     command += ["--tensor-parallel-size", str(servers.tensor_parallel)]
     # The log-probs of the distribution that was sampled from, and nothing between the request
     # and that distribution: a model folder may carry a generation_config with top_k or top_p.

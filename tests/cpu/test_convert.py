@@ -21,7 +21,7 @@ from checkpoint_tools.hf_folder import HfReader
 from checkpoint_tools.megatron_folder import MegatronReader
 from checkpoint_tools.megatron_index import INDEX_FILE, read_index, write_index
 from checkpoint_tools.megatron_to_hf import parse_size
-from checkpoint_tools.megatron_writer import Layout
+from checkpoint_tools.megatron_writer import Layout, plan_files
 from checkpoint_tools.weight_map.architecture import read_architecture
 from checkpoint_tools.weight_map.checkpoint_keys import extra_states, places
 from checkpoint_tools.weight_map.table import weight_table
@@ -295,6 +295,25 @@ def test_a_garbled_tensor_is_named_and_nothing_is_left(checkpoint, tmp_path):
     with pytest.raises(RuntimeError, match=r"distcp: need .*linear_fc2\.weight at byte \d+"):
         megatron_to_hf.convert(checkpoint, tmp_path / "back")
     assert no_traces(tmp_path, "checkpoint")
+
+
+def test_extra_states_may_be_missing(qwen, checkpoint, tmp_path):
+    index = read_index(checkpoint)
+    for name in [key for key in index.state_dict_metadata if "_extra_state" in key]:
+        del index.state_dict_metadata[name]
+    write_index(checkpoint, index)
+    megatron_to_hf.convert(checkpoint, tmp_path / "back", like=qwen)
+    assert contents(tmp_path / "back") == contents(qwen)
+
+
+def test_the_first_stage_has_the_embedding_and_the_last_the_output_layer(qwen):
+    arch = HfReader(qwen).architecture
+    table = weight_table(arch, padded_vocab=models.VOCAB_SIZE)
+    files = plan_files(arch, table, Layout(pipeline=4), torch.float32)
+    names = [{item.piece.entry.megatron_name for item in file.items} for file in files]
+    assert ["embedding.word_embeddings.weight" in stage for stage in names] == [True, *[False] * 3]
+    assert ["output_layer.weight" in stage for stage in names] == [*[False] * 3, True]
+    assert ["decoder.layers.2.mlp.linear_fc2.weight" in stage for stage in names][2]
 
 
 def test_a_missing_weight_is_named(checkpoint, tmp_path):

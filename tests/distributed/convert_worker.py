@@ -16,9 +16,9 @@ from tests.distributed.layout_worker import logit_difference
 from tests.distributed.parts import config_for, made_up_batch, policy_for
 
 
-def measure(folder: Path, checkpoint: Path, own: Path, config, layout: Layout) -> dict:
-    """One family: loaded weights against those read from the Hugging Face folder, and logits."""
-    policy = policy_for(config, layout)
+def measure(folder: Path, checkpoint: Path, own: Path, knobs: dict, layout: Layout) -> dict:
+    """One family: weights loaded by Megatron, and started from, against Hugging Face's; logits."""
+    policy = policy_for(config_for(str(folder), **knobs), layout)
     model, wanted = policy.module, {n: p.clone() for n, p in policy.module.named_parameters()}
     with torch.no_grad():
         for parameter in model.parameters():
@@ -26,6 +26,8 @@ def measure(folder: Path, checkpoint: Path, own: Path, config, layout: Layout) -
     loaded = dist_checkpointing.load({"model": model.sharded_state_dict()}, str(checkpoint))
     model.load_state_dict(loaded["model"])
     equal = all(torch.equal(wanted[name], p) for name, p in model.named_parameters())
+    started = policy_for(config_for(str(checkpoint), **knobs), layout).module
+    equal &= all(torch.equal(wanted[name], p) for name, p in started.named_parameters())
     everywhere = [equal] * dist.get_world_size()
     dist.all_gather_object(everywhere, equal)
     if dist.get_rank() == 0:
@@ -44,9 +46,8 @@ def main() -> None:
     with parallel_world(config_for(str(folders / families[0]), **knobs).parallel, seed=0) as layout:
         for family in families:
             folder = folders / family
-            config = config_for(str(folder), **knobs)
             own = out.with_suffix("") / family
-            results[family] = measure(folder, checkpoints / family, own, config, layout)
+            results[family] = measure(folder, checkpoints / family, own, knobs, layout)
         if dist.get_rank() == 0:
             out.write_text(json.dumps(results))
 

@@ -1,8 +1,10 @@
 """What the workers share: a config for a layout, a batch of made-up rollouts, a policy."""
 
+from pathlib import Path
+
 import torch
 
-from checkpoint_tools.hf_folder import HfReader
+from checkpoint_tools.sources import open_source
 from megatron_corew.config import Config
 from megatron_corew.mcore.parallel import Layout
 from megatron_corew.mcore.policy import Policy
@@ -60,4 +62,4 @@ def train_batch(rollouts: RolloutBatch, *, seed: int = 6) -> TrainBatch:
 
 def policy_for(config: Config, layout: Layout) -> Policy:
     """The policy of a config's model folder."""
-    return Policy(config, HfReader(config.model.path), layout)
+    return Policy(config, open_source(Path(config.model.path)), layout)

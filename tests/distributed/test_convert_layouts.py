@@ -12,11 +12,11 @@ from tests.models import FAMILIES, MIXTURES, save
 
 # How the converter cuts, and the layout that loads: any may load what was cut for any other.
 CASES = {
-    "cut_for_one_loaded_by_tp2": (Layout(), {"tensor": 2}, FAMILIES + MIXTURES),
+    "cut_for_one_loaded_by_tp2": (Layout(), {"tensor": 2, "sequence": True}, FAMILIES + MIXTURES),
     "cut_for_tp2_pp2_loaded_by_one": (Layout(tensor=2, pipeline=2), {}, FAMILIES + MIXTURES),
     "cut_for_pp4_loaded_by_tp2_pp2": (
         Layout(pipeline=4),
-        {"tensor": 2, "pipeline": 2},
+        {"tensor": 2, "pipeline": 2, "sequence": True},
         FAMILIES + MIXTURES,
     ),
     "cut_for_tp2_loaded_by_dp2": (Layout(tensor=2), {"data": 2}, FAMILIES),
