@@ -3,9 +3,10 @@
 import re
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import TypeVar
 
 import torch
@@ -119,13 +120,25 @@ def in_parallel(work: Callable[[Item], object], items: Iterable[Item], *, worker
     Raises:
         Whatever ``work`` raised first.
     """
-    pool = ThreadPoolExecutor(workers)
-    try:
-        done, _ = wait([pool.submit(work, item) for item in items], return_when=FIRST_EXCEPTION)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    for future in done:
-        future.result()
+    stopped = Event()
+
+    def unless_stopped(item: Item) -> None:
+        if stopped.is_set():
+            return
+        try:
+            work(item)
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(unless_stopped, item) for item in items]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            # Also after Ctrl-C, which reaches this thread only.
+            stopped.set()
 
 
 def progress_bar(what: str, num_bytes: int) -> tuple[Progress, Callable[[int], None]]:

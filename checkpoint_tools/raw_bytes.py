@@ -44,8 +44,15 @@ def mapped(file: Path, *, start: int, count: int, dtype: torch.dtype) -> Tensor:
 
     Returns:
         [count] of ``dtype``; its map is closed when it is dropped.
+
+    Raises:
+        RuntimeError: the file ends before them. Reading on would kill the process.
     """
-    size = count * dtype.itemsize
+    size, there = count * dtype.itemsize, file.stat().st_size - start
+    if size > there:
+        raise RuntimeError(
+            f"{file}: need {size} bytes from byte {start} on, got {there}. The file is damaged."
+        )
     content = torch.from_file(str(file), shared=False, size=start + size, dtype=torch.uint8)
     part = content[start:]
     # Nothing aligns what one checkpoint file holds; unaligned numbers are copied.

@@ -1,6 +1,7 @@
 """Conversions between Hugging Face folders and Megatron-Core checkpoints, both ways."""
 
 import io
+import json
 import os
 import pickle
 import re
@@ -16,12 +17,14 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from typer.testing import CliRunner
 
-from checkpoint_tools import cli, hf_to_megatron, megatron_to_hf
+from checkpoint_tools import cli, compare, hf_to_megatron, megatron_to_hf
+from checkpoint_tools.conversion import in_parallel
 from checkpoint_tools.hf_folder import HfReader
 from checkpoint_tools.megatron_folder import MegatronReader
 from checkpoint_tools.megatron_index import INDEX_FILE, read_index, write_index
 from checkpoint_tools.megatron_to_hf import parse_size
 from checkpoint_tools.megatron_writer import Layout, plan_files
+from checkpoint_tools.raw_bytes import mapped
 from checkpoint_tools.weight_map.architecture import read_architecture
 from checkpoint_tools.weight_map.checkpoint_keys import extra_states, places
 from checkpoint_tools.weight_map.table import weight_table
@@ -105,6 +108,27 @@ def test_fused_rows_stand_in_megatrons_order_and_cut_between_heads(qwen, checkpo
         for part, size in ((query, 16), (key, 8), (value, 8))
     ]
     assert torch.equal(second_rank, torch.cat(expected))
+
+
+def test_a_stored_piece_takes_no_more_room_than_its_numbers(checkpoint):
+    index = read_index(checkpoint)
+    sizes = {
+        (key, tuple(chunk.offsets)): chunk.sizes.numel() * 4
+        for key, stored in index.state_dict_metadata.items()
+        for chunk in getattr(stored, "chunks", ())
+    }
+    for place, stored in index.storage_data.items():
+        if place.offset is not None:
+            assert stored.length < sizes[place.fqn, tuple(place.offset)] + 2000, place
+
+
+def test_a_config_of_unusual_form_comes_back_as_it_was(qwen, tmp_path):
+    shutil.copytree(qwen, tmp_path / "in")
+    text = json.dumps(HfReader(qwen).config, indent=7, sort_keys=True)
+    (tmp_path / "in" / "config.json").write_text(text)
+    hf_to_megatron.convert(tmp_path / "in", tmp_path / "checkpoint", layout=Layout())
+    megatron_to_hf.convert(tmp_path / "checkpoint", tmp_path / "back")
+    assert (tmp_path / "back" / "config.json").read_text() == text
 
 
 def test_the_vocabulary_is_padded_for_the_ranks_and_cut_again(qwen, checkpoint, tmp_path):
@@ -374,6 +398,14 @@ def test_a_tensor_that_is_code_is_never_run(checkpoint, tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
+def test_numbers_beyond_the_end_of_a_file_are_refused(tmp_path):
+    (tmp_path / "short").write_bytes(b"\0" * 100)
+    with pytest.raises(RuntimeError, match=r"short: need 64 bytes from byte 50 on, got 50"):
+        mapped(tmp_path / "short", start=50, count=16, dtype=torch.float32)
+    aligned = mapped(tmp_path / "short", start=36, count=16, dtype=torch.float32)
+    assert torch.equal(aligned, torch.zeros(16))
+
+
 def test_an_index_cannot_point_outside_its_folder(checkpoint, tmp_path):
     index = read_index(checkpoint)
     place, stored = next(iter(index.storage_data.items()))
@@ -431,6 +463,36 @@ def test_compare_measures_the_largest_difference(qwen, tmp_path):
     assert done.exit_code == 1
     assert re.search(r"model\.norm\.weight +│ values +│ 0\.25 ", done.output), done.output
     assert "50 equal, 1 differ" in done.output
+
+
+def test_compare_looks_at_every_part_of_a_tensor(qwen, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "_PART", 7)
+
+    def shift(weights):
+        weights["model.norm.weight"][3] += 0.5
+        weights["model.norm.weight"][60] += 0.25
+
+    done = run("compare", qwen, changed(qwen, tmp_path / "other", shift))
+    assert re.search(r"model\.norm\.weight +│ values +│ 0\.5 ", done.output), done.output
+
+
+def test_compare_refuses_an_incomplete_folder(qwen, tmp_path):
+    broken = changed(qwen, tmp_path / "other", lambda weights: weights.pop("model.norm.weight"))
+    done = run("compare", broken, qwen)
+    assert done.exit_code == 1
+    assert "model.norm.weight is missing" in done.output
+
+
+def test_after_a_failure_no_further_item_is_begun():
+    begun = []
+
+    def fail_first(item):
+        begun.append(item)
+        raise KeyError(item)
+
+    with pytest.raises(KeyError, match="0"):
+        in_parallel(fail_first, range(100), workers=1)
+    assert begun == [0]
 
 
 @pytest.mark.parametrize(
