@@ -94,6 +94,11 @@ def check_model(config: Config) -> None:
     architecture = reader.architecture
     reader.check_complete(weight_table(architecture))
     check_divisible(architecture, config)
+    if config.parallel.context > 1:
+        # Loads Megatron: 5 s that other layouts need not wait here.
+        from megatron_corew.mcore.modules import check_context_parallel
+
+        check_context_parallel(config.parallel.context)
     table = weight_table(architecture)
     itemsize = 4 if config.model.dtype == "float32" else 2
     largest = max(math.prod(shape) for entry in table for shape in entry.hf_shapes)

@@ -62,6 +62,7 @@ def transformer_config(architecture: Architecture, config: Config) -> Transforme
         attention_dropout=0.0,
         tensor_model_parallel_size=config.parallel.tensor,
         pipeline_model_parallel_size=config.parallel.pipeline,
+        context_parallel_size=config.parallel.context,
         sequence_parallel=config.parallel.sequence,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -86,7 +87,8 @@ def build_model(architecture: Architecture, config: Config, layout: Layout) -> H
         layout: where this rank stands.
 
     Raises:
-        ValueError: heads, key/value heads, layers or inner size do not divide by the layout.
+        ValueError: heads, key/value heads, layers or inner size do not divide by the layout; or context
+            parallelism without Transformer Engine.
     """
     check_divisible(architecture, config)
     megatron_config = transformer_config(architecture, config)

@@ -120,7 +120,7 @@ def _collect(
     entry: Entry, parameter: torch.nn.Parameter | None, owner: _Owner, layout: Layout
 ) -> Tensor | None:
     """The whole Megatron tensor on rank 0; None on the others."""
-    if layout.data_rank != 0:
+    if layout.data_rank != 0 or layout.context_rank != 0:
         return None
     pieces = 1 if entry.parallel == "replicated" else layout.tensor_size
     stacked = torch.empty(pieces, *owner.shape, dtype=owner.dtype, device=platform.device())
