@@ -87,8 +87,8 @@ def build_model(architecture: Architecture, config: Config, layout: Layout) -> H
         layout: where this rank stands.
 
     Raises:
-        ValueError: heads, key/value heads, layers or inner size do not divide by the layout; or context
-            parallelism without Transformer Engine.
+        ValueError: heads, key/value heads, layers or inner size do not divide by the layout; or
+            context parallelism without Transformer Engine.
     """
     check_divisible(architecture, config)
     megatron_config = transformer_config(architecture, config)

@@ -1,4 +1,4 @@
-"""Measures how far every layout, split and order of a batch is from one process row by row.
+"""Measures how far every layout, split and order of a batch is from one process, row by row.
 
 Arguments: model-folder reference-file out.json. Without a reference file the first case writes it.
 """
@@ -6,6 +6,7 @@ Arguments: model-folder reference-file out.json. Without a reference file the fi
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -93,6 +94,18 @@ def measure_layout(folder: str, knobs: dict, reference: dict[str, dict[str, Tens
     return found
 
 
+def meeting_place(name: str) -> dict:
+    """Where process groups find each other; one's keys would lead the next one's ranks astray."""
+    agent = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    return {
+        "store": dist.PrefixStore(name, agent),
+        "rank": int(os.environ["RANK"]),
+        "world_size": int(os.environ["WORLD_SIZE"]),
+    }
+
+
 def main() -> None:
     """Measure all layouts of this number of processes and write the distances."""
     folder, file, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
@@ -102,9 +115,9 @@ def main() -> None:
             batch, _, name = key.partition(":")
             reference.setdefault(batch, {})[name] = tensor
     found = {}
-    for attempt, (layout, knobs) in enumerate(LAYOUTS[int(os.environ["WORLD_SIZE"])].items()):
-        # Process groups meet under this number in torchrun's store: a new one for each layout.
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+    init_process_group = dist.init_process_group
+    for layout, knobs in LAYOUTS[int(os.environ["WORLD_SIZE"])].items():
+        dist.init_process_group = partial(init_process_group, **meeting_place(layout))
         found[layout] = measure_layout(folder, knobs, reference)
     if int(os.environ["RANK"]) == 0:
         if not file.exists():
