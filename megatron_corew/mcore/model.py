@@ -1,5 +1,7 @@
 """Builds this rank's part of the policy from a Hugging Face architecture."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +19,17 @@ from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    # Fused attention keeps no scores: recomputing it would save little. Megatron's recomputed
+    # norms reach for Transformer Engine.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
 
 
 class HiddenStateModel(GPTModel):
@@ -75,6 +88,7 @@ def transformer_config(architecture: Architecture, config: Config) -> Transforme
         moe_token_dispatcher_type="alltoall",
         # The loss is a plain sum of weighted token losses: no division by Megatron.
         calculate_per_token_loss=True,
+        **_RECOMPUTE[config.parallel.recompute],
     )
 
 

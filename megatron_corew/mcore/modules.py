@@ -93,8 +93,8 @@ def check_context_parallel(size: int) -> None:
     """
     if size > 1 and not uses_transformer_engine():
         raise ValueError(
-            f"parallel.context: need a GPU with Transformer Engine for {size} ranks per sequence (its "
-            "attention passes keys and values around), got none. Set parallel.context=1."
+            f"parallel.context: need a GPU with Transformer Engine for {size} ranks per sequence "
+            "(its attention passes keys and values around), got none. Set parallel.context=1."
         )
 
 

@@ -7,15 +7,23 @@ from tests.distributed.parts import made_up_batch, train_batch
 
 # Processes -> name -> ``parallel`` knobs.
 LAYOUTS: dict[int, dict[str, dict[str, object]]] = {
-    1: {"alone": {}},
+    1: {
+        "alone": {},
+        "selective": {"recompute": "selective"},
+        "full": {"recompute": "full"},
+    },
     2: {
         "tp2": {"tensor": 2},
         "tp2_sp": {"tensor": 2, "sequence": True},
         "pp2": {"pipeline": 2},
         "dp2": {"data": 2},
         "dp2_distributed": {"data": 2, "distributed_optimizer": True},
+        "cp2": {"context": 2},
     },
-    4: {"tp2_pp2": {"tensor": 2, "pipeline": 2}},
+    4: {
+        "tp2_pp2": {"tensor": 2, "pipeline": 2, "recompute": "full"},
+        "cp2_tp2_sp": {"context": 2, "tensor": 2, "sequence": True},
+    },
 }
 
 SPLITS: dict[str, dict[str, object]] = {
@@ -25,6 +33,10 @@ SPLITS: dict[str, dict[str, object]] = {
     "packed_25": {"tokens_per_micro_batch": 25},
     "packed_all": {"tokens_per_micro_batch": 999},
 }
+
+# Splits of the batches that are there for a reason of their own; four processes on two cores
+# are slow, and see no others.
+FEW_SPLITS = ("threes", "packed_25")
 
 
 def batches() -> dict[str, TrainBatch]:
