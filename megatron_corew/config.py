@@ -230,7 +230,9 @@ class ParallelConfig(Section):
     pipeline: Count = 1
     """Pipeline-parallel size."""
     data: Count = 1
-    """Data-parallel size; processes = tensor x pipeline x data."""
+    """Data-parallel size; processes = tensor x pipeline x context x data."""
+    context: Count = 1
+    """Context-parallel size: ranks that share each sequence. Needs Transformer Engine on a GPU."""
     sequence: bool = False
     """Sequence parallelism inside the tensor-parallel group."""
     expert: Count = 1
@@ -239,7 +241,14 @@ class ParallelConfig(Section):
     distributed_optimizer: bool = False
     """Shard optimizer and teacher over the data-parallel group."""
     micro_batch_rollouts: Count = 8
-    """Rollouts per forward pass and rank. The result does not depend on it."""
+    """Rollouts per forward pass and rank, padded to the longest of them. The result does not
+    depend on it."""
+    tokens_per_micro_batch: Annotated[int, Field(ge=0)] = 0
+    """Tokens per forward pass and rank, sequences packed one behind the other without padding;
+    0: padded batches of ``micro_batch_rollouts``. The result does not depend on it."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass: none; those of the feed-forward parts,
+    which are most of them; or whole layers, of which only the input is kept."""
     logit_chunk_tokens: Count = 4096
     """Response tokens whose float32 logits exist at the same time."""
     threads: Count = 1
@@ -250,7 +259,7 @@ class ParallelConfig(Section):
     @property
     def processes(self) -> int:
         """Number of trainer processes."""
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.context * self.data
 
     @property
     def expert_tensor(self) -> int:
@@ -394,6 +403,22 @@ class Config(Section):
                 f"loss.updates_per_step: need a divisor of rollout.prompts_per_step ({prompts}; "
                 f"{rollouts} rollouts = {prompts} x {self.rollout.samples_per_prompt}), got "
                 f"{updates}."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def packed_micro_batch_holds_the_longest_sequence(self) -> Self:
+        """A sequence is never cut over micro-batches."""
+        budget = self.parallel.tokens_per_micro_batch
+        prompt, response = self.data.max_prompt_tokens, self.rollout.max_response_tokens
+        # Context parallelism pads every sequence to whole stripes.
+        stripes = 2 * self.parallel.context if self.parallel.context > 1 else 1
+        longest = -(-(prompt + response) // stripes) * stripes
+        if 0 < budget < longest:
+            raise ValueError(
+                f"parallel.tokens_per_micro_batch: need 0 or at least {longest} for one sequence "
+                f"(data.max_prompt_tokens {prompt} + rollout.max_response_tokens {response}), got "
+                f"{budget}."
             )
         return self
 

@@ -100,6 +100,11 @@ def check_model(config: Config) -> None:
     source = open_source(weights_folder(config))
     architecture = source.architecture
     check_divisible(architecture, config)
+    if config.parallel.context > 1:
+        # Loads Megatron: 5 s that other layouts need not wait here.
+        from megatron_corew.mcore.modules import check_context_parallel
+
+        check_context_parallel(config.parallel.context)
     itemsize = 4 if config.model.dtype == "float32" else 2
     largest = max(math.prod(shape) for entry in source.table for shape in entry.hf_shapes)
     check_shared_memory(config, largest * itemsize)

@@ -19,6 +19,17 @@ from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    # Fused attention keeps no scores: recomputing it would save little. Megatron's recomputed
+    # norms reach for Transformer Engine.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
 
 
 class HiddenStateModel(GPTModel):
@@ -64,6 +75,7 @@ def transformer_config(architecture: Architecture, config: Config) -> Transforme
         attention_dropout=0.0,
         tensor_model_parallel_size=config.parallel.tensor,
         pipeline_model_parallel_size=config.parallel.pipeline,
+        context_parallel_size=config.parallel.context,
         sequence_parallel=config.parallel.sequence,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -77,6 +89,7 @@ def transformer_config(architecture: Architecture, config: Config) -> Transforme
         **_mixture_settings(architecture.mixture, config),
         # The loss is a plain sum of weighted token losses: no division by Megatron.
         calculate_per_token_loss=True,
+        **_RECOMPUTE[config.parallel.recompute],
     )
 
 
@@ -106,7 +119,8 @@ def build_model(architecture: Architecture, config: Config, layout: Layout) -> H
         layout: where this rank stands.
 
     Raises:
-        ValueError: heads, layers, experts or inner size do not divide by the layout.
+        ValueError: heads, layers, experts or inner size do not divide by the layout; or context
+            parallelism without Transformer Engine.
     """
     check_divisible(architecture, config)
     megatron_config = transformer_config(architecture, config)

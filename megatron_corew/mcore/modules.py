@@ -15,6 +15,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_block import (  # noqa: E402
@@ -43,9 +44,9 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class CausalSdpa(torch.nn.Module):
-    """Core attention by torch's scaled_dot_product_attention: causal, right-padded batches.
+    """Core attention by torch's scaled_dot_product_attention: causal, within each sequence.
 
-    Padding stands on the right, so no real token ever sees it and no mask is needed.
+    Padding stands on the right of a sequence, so no real token ever sees it and no mask is needed.
     """
 
     def __init__(
@@ -54,8 +55,26 @@ class CausalSdpa(torch.nn.Module):
         super().__init__()
         self.scale = softmax_scale
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """[S, B, heads, K] queries, [S, B, groups, K] keys and values -> [S, B, heads * K]."""
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *_: Any,
+        packed_seq_params: PackedSeqParams | None = None,
+        **__: Any,
+    ) -> Tensor:
+        """[S, B, heads, K] queries, [S, B, groups, K] keys and values -> [S, B, heads * K].
+
+        Packed sequences come and go without the B.
+        """
+        if packed_seq_params is None:
+            return self._attend(query, key, value)
+        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        parts = zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True)
+        return torch.cat([self._attend(*(part[:, None] for part in qkv))[:, 0] for qkv in parts])
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self.scale, enable_gqa=True
@@ -68,6 +87,22 @@ def uses_transformer_engine() -> bool:
     return platform.has_cuda() and find_spec("transformer_engine") is not None
 
 
+def check_context_parallel(size: int) -> None:
+    """Refuse context parallelism where no attention can do it.
+
+    Args:
+        size: ranks that share each sequence.
+
+    Raises:
+        ValueError: Transformer Engine or a GPU is missing.
+    """
+    if size > 1 and not uses_transformer_engine():
+        raise ValueError(
+            f"parallel.context: need a GPU with Transformer Engine for {size} ranks per sequence "
+            "(its attention passes keys and values around), got none. Set parallel.context=1."
+        )
+
+
 def layer_spec(
     config: TransformerConfig, *, qk_norm: bool
 ) -> ModuleSpec | TransformerBlockSubmodules:
@@ -76,7 +111,11 @@ def layer_spec(
     Args:
         config: Megatron's configuration of the model.
         qk_norm: normalise queries and keys per head (Qwen3).
+
+    Raises:
+        ValueError: context parallelism without Transformer Engine.
     """
+    check_context_parallel(config.context_parallel_size)
     if uses_transformer_engine():
         return get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts,

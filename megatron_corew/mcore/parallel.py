@@ -30,6 +30,8 @@ class Layout:
     pipeline_size: int
     data_rank: int
     data_size: int
+    context_rank: int
+    context_size: int
     sequence_parallel: bool
     expert_rank: int = 0
     expert_size: int = 1
@@ -64,14 +66,14 @@ def parallel_world(config: ParallelConfig, *, seed: int) -> Iterator[Layout]:
         seed: seeds torch and Megatron's RNG tracker.
 
     Raises:
-        ValueError: the number of processes is not tensor x pipeline x data.
+        ValueError: the number of processes is not tensor x pipeline x context x data.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != config.processes:
         raise ValueError(
             f"parallel: need {config.processes} processes (tensor {config.tensor} x pipeline "
-            f"{config.pipeline} x data {config.data}), got {world}. Set parallel.data to "
-            "processes / (tensor x pipeline)."
+            f"{config.pipeline} x context {config.context} x data {config.data}), got {world}. "
+            "Set parallel.data to processes / (tensor x pipeline x context)."
         )
     if platform.has_cuda():
         # A launcher may show each task one device only.
@@ -88,6 +90,7 @@ def parallel_world(config: ParallelConfig, *, seed: int) -> Iterator[Layout]:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.tensor,
             pipeline_model_parallel_size=config.pipeline,
+            context_parallel_size=config.context,
             expert_model_parallel_size=config.expert,
             expert_tensor_parallel_size=config.expert_tensor,
         )
@@ -100,6 +103,8 @@ def parallel_world(config: ParallelConfig, *, seed: int) -> Iterator[Layout]:
             pipeline_size=config.pipeline,
             data_rank=parallel_state.get_data_parallel_rank(),
             data_size=config.data,
+            context_rank=parallel_state.get_context_parallel_rank(),
+            context_size=config.context,
             sequence_parallel=config.sequence,
             expert_rank=parallel_state.get_expert_model_parallel_rank(),
             expert_size=config.expert,

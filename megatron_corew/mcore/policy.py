@@ -15,6 +15,7 @@ from checkpoint_tools.sources import Source
 from megatron_corew.algo.objective import Objective, token_objective
 from megatron_corew.config import Config
 from megatron_corew.mcore import platform, weights
+from megatron_corew.mcore.balance import sequence_cost
 from megatron_corew.mcore.logprobs import token_scores, vocabulary_shard
 from megatron_corew.mcore.micro_batches import MicroBatch, plan_micro_batches
 from megatron_corew.mcore.model import DTYPES, build_model
@@ -31,6 +32,7 @@ from megatron.core.distributed import (  # noqa: E402
     finalize_model_grads,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
 
@@ -61,6 +63,7 @@ class Policy:
             tis_cap=config.loss.tis_cap,
         )
         self._parallel, self._max_skipped = config.parallel, config.optimizer.max_skipped_updates
+        self._cost = sequence_cost(self.architecture)
         self.skipped_updates = 0
         self.module = build_model(self.architecture, config, layout)
         weights.load(self.module, source, layout)
@@ -125,12 +128,8 @@ class Policy:
         return weights.stream(self.module, self.architecture, self.layout)
 
     def _plan(self, batch: RolloutBatch) -> list[MicroBatch]:
-        return plan_micro_batches(
-            batch,
-            self.layout,
-            rows_per_micro_batch=self._parallel.micro_batch_rollouts,
-            device=platform.device(),
-        )
+        device = platform.device()
+        return plan_micro_batches(batch, self.layout, self._parallel, self._cost, device)
 
     def _forward_backward(
         self,
@@ -143,7 +142,12 @@ class Policy:
             micro_batches: Iterator[MicroBatch], model: torch.nn.Module
         ) -> tuple[Tensor, Callable[[Tensor], Any]]:
             micro = next(micro_batches)
-            hidden = model(micro.token_ids_BS, micro.position_ids_BS, None)
+            hidden = model(
+                micro.token_ids_BS,
+                micro.position_ids_BS,
+                None,
+                packed_seq_params=_packed_sequences(micro),
+            )
             return hidden, partial(use, micro)
 
         self.module.train(not forward_only)
@@ -213,6 +217,18 @@ class Policy:
                 f"or gradient norm ({grad_norm}). Lower optimizer.lr, or look at the data; "
                 "optimizer.max_skipped_updates sets how many may be skipped."
             )
+
+
+def _packed_sequences(micro: MicroBatch) -> PackedSeqParams | None:
+    if micro.starts_Z is None:
+        return None
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=micro.starts_Z,
+        cu_seqlens_kv=micro.starts_Z,
+        max_seqlen_q=micro.longest,
+        max_seqlen_kv=micro.longest,
+    )
 
 
 _ONE = torch.tensor(1, dtype=torch.int)

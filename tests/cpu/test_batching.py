@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from megatron_corew.algo.updates import make_updates
+from megatron_corew.config import ParallelConfig
 from megatron_corew.data.batching import collate
-from megatron_corew.mcore.micro_batches import plan_micro_batches
+from megatron_corew.mcore.balance import SequenceCost
+from megatron_corew.mcore.micro_batches import MicroBatch, plan_micro_batches
 from megatron_corew.mcore.parallel import Layout
 from megatron_corew.types import Prompt, Rollout, RolloutGroup
 
@@ -41,6 +43,8 @@ def layout(**changes) -> Layout:
         "pipeline_size": 1,
         "data_rank": 0,
         "data_size": 1,
+        "context_rank": 0,
+        "context_size": 1,
         "sequence_parallel": False,
     }
     return Layout(**(alone | changes))
@@ -59,11 +63,23 @@ def test_a_rollout_without_tokens_is_refused():
         collate([group("original", (1,), ())])
 
 
-def test_every_response_token_is_predicted_from_the_position_before_it():
+def plan(batch, where: Layout | None = None, **knobs: int) -> list[MicroBatch]:
+    cost = SequenceCost(linear=1.0, quadratic=0.1)
+    device = torch.device("cpu")
+    return plan_micro_batches(batch, where or layout(), ParallelConfig(**knobs), cost, device)
+
+
+def packed_lengths(micro: MicroBatch) -> list[int]:
+    return micro.starts_Z.diff().tolist()
+
+
+KNOBS = [{"micro_batch_rollouts": 8}, {"tokens_per_micro_batch": 100}]
+
+
+@pytest.mark.parametrize("knobs", KNOBS, ids=["padded", "packed"])
+def test_every_response_token_is_predicted_from_the_position_before_it(knobs):
     batch = collate(GROUPS)
-    (micro,) = plan_micro_batches(
-        batch, layout(), rows_per_micro_batch=8, device=torch.device("cpu")
-    )
+    (micro,) = plan(batch, **knobs)
     height = micro.token_ids_BS.shape[0]
     flat = micro.token_ids_BS.t().flatten()  # index s * B + b, as the hidden states are laid out
     assert torch.equal(flat[micro.predictor_N + height], micro.targets_N)
@@ -77,32 +93,100 @@ def test_every_response_token_is_predicted_from_the_position_before_it():
     assert places == expected
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_data_parallel_ranks_get_every_row_once_and_equally_many_micro_batches(size):
-    batch = collate(GROUPS)
-    plans = [
-        plan_micro_batches(
-            batch,
-            layout(data_rank=rank, data_size=size),
-            rows_per_micro_batch=1,
-            device=torch.device("cpu"),
-        )
-        for rank in range(size)
+def test_packed_sequences_lie_behind_each_other_and_each_counts_from_zero():
+    # Lengths 5, 3, 5, 5, longest first: rows 0, 2, 3, 1.
+    (micro,) = plan(collate(GROUPS), tokens_per_micro_batch=18)
+    assert micro.token_ids_BS.tolist() == [
+        [*(1, 2, 5, 6, 9), *(1, 2, 3, 0, 9), *(1, 2, 3, 8, 8), *(1, 2, 7)]
     ]
-    assert len({len(plan) for plan in plans}) == 1
-    places = sorted(p for plan in plans for micro in plan for p in micro.place_N.tolist())
+    assert micro.position_ids_BS.tolist() == [[*range(5), *range(5), *range(5), *range(3)]]
+    assert micro.starts_Z.tolist() == [0, 5, 10, 15, 18]
+    assert micro.starts_Z.dtype == torch.int32
+    assert micro.longest == 5
+    assert micro.predictor_N.tolist() == [1, 2, 3, 7, 8, 12, 13, 16]
+    assert micro.place_N.tolist() == [0, 1, 2, 6, 7, 9, 10, 3]
+
+
+def test_a_budget_of_ten_tokens_makes_two_micro_batches():
+    assert [
+        packed_lengths(micro) for micro in plan(collate(GROUPS), tokens_per_micro_batch=10)
+    ] == [
+        [5, 5],
+        [5, 3],
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("knobs", [{"micro_batch_rollouts": 1}, {"tokens_per_micro_batch": 7}])
+def test_data_parallel_ranks_get_every_row_once_and_equally_many_micro_batches(size, knobs):
+    batch = collate(GROUPS)
+    plans = [plan(batch, layout(data_rank=r, data_size=size), **knobs) for r in range(size)]
+    assert len({len(one) for one in plans}) == 1
+    places = sorted(p for one in plans for micro in one for p in micro.place_N.tolist())
     assert places == batch.mask_RT.flatten().nonzero().flatten().tolist()
 
 
+def test_the_rank_with_the_longest_sequence_gets_the_shortest_too():
+    groups = [group("original", (1,), *(tuple(range(2, 2 + n)) for n in (1, 9, 5, 6)))]
+    plans = [
+        plan(
+            collate(groups),
+            layout(data_rank=rank, data_size=2),
+            micro_batch_rollouts=1,
+        )
+        for rank in range(2)
+    ]
+    widths = [[micro.token_ids_BS.shape[1] for micro in one] for one in plans]
+    assert widths == [[10, 2], [7, 6]]
+
+
+def test_an_empty_micro_batch_is_a_row_of_padding_without_a_response_token():
+    lonely = collate([group("original", (1, 2), (5, 6))])
+    where = layout(data_rank=1, data_size=2, tensor_size=4, sequence_parallel=True)
+    (micro,) = plan(lonely, where, tokens_per_micro_batch=10)
+    assert micro.token_ids_BS.tolist() == [[0, 0, 0, 0]]
+    assert packed_lengths(micro) == [4]
+    assert micro.predictor_N.shape == micro.targets_N.shape == micro.place_N.shape == (0,)
+
+
 def test_lengths_are_padded_to_the_tensor_parallel_size_with_sequence_parallelism():
-    batch = collate(GROUPS)
-    (micro,) = plan_micro_batches(
-        batch,
-        layout(tensor_size=4, sequence_parallel=True),
-        rows_per_micro_batch=8,
-        device=torch.device("cpu"),
+    batch, where = collate(GROUPS), layout(tensor_size=4, sequence_parallel=True)
+    (padded,) = plan(batch, where, micro_batch_rollouts=8)
+    assert padded.token_ids_BS.shape == (4, 8)
+    # 18 tokens: the two that fill the row are a sequence that nothing is read from.
+    (packed,) = plan(batch, where, tokens_per_micro_batch=18)
+    assert packed.token_ids_BS.shape == (1, 20)
+    assert packed_lengths(packed) == [5, 5, 5, 3, 2]
+
+
+def test_context_parallel_ranks_hold_two_stripes_of_every_sequence():
+    # Two ranks cut a sequence into four stripes; a row of 5 is padded to 8, one of 3 to 4.
+    batch = collate(GROUPS[:1])
+    first, second = (
+        plan(batch, layout(context_rank=r, context_size=2), tokens_per_micro_batch=12)
+        for r in (0, 1)
     )
-    assert micro.token_ids_BS.shape[1] == 8
+    # [1 2 5 6 | 9 . . .] and [1 2 7 .]: rank 0 has the outer stripes, rank 1 the inner ones.
+    assert first[0].token_ids_BS.tolist() == [[*(1, 2, 0, 0), *(1, 0)]]
+    assert second[0].token_ids_BS.tolist() == [[*(5, 6, 9, 0), *(2, 7)]]
+    # Megatron wants the places of the whole row.
+    assert first[0].starts_Z.tolist() == second[0].starts_Z.tolist() == [0, 8, 12]
+    # Token 5 is predicted at position 1 (rank 0); 6 and 9 at 2 and 3, 7 at 1 of its own (rank 1).
+    assert first[0].targets_N.tolist() == [5]
+    assert first[0].predictor_N.tolist() == [1]
+    assert second[0].targets_N.tolist() == [6, 9, 7]
+    assert second[0].predictor_N.tolist() == [0, 1, 4]
+    assert second[0].place_N.tolist() == [1, 2, 3]
+
+
+def test_padded_rows_are_cut_over_context_parallel_ranks_too():
+    batch = collate(GROUPS[:1])
+    where = layout(context_rank=1, context_size=2, tensor_size=2, sequence_parallel=True)
+    (micro,) = plan(batch, where, micro_batch_rollouts=2)
+    # Rows 1 and 0, shortest first, padded to 8: columns 2 to 5.
+    assert micro.token_ids_BS.tolist() == [[7, 0, 0, 0], [5, 6, 9, 0]]
+    assert micro.targets_N.tolist() == [6, 9]
+    assert micro.predictor_N.tolist() == [0 * 2 + 1, 1 * 2 + 1]
 
 
 def test_updates_split_by_question_and_keep_both_views():

@@ -239,3 +239,18 @@ def test_the_official_profile_is_the_released_code(run_file):
         "teacher.weight_end": 1e-5,
         "evaluate.questions": 5000,
     }
+
+
+def test_a_token_budget_holds_the_longest_sequence_or_is_off(run_file):
+    sizes = ["data.max_prompt_tokens=100", "rollout.max_response_tokens=20"]
+    knob = "parallel.tokens_per_micro_batch"
+    assert load_config(run_file, [*sizes, f"{knob}=120"]).parallel.tokens_per_micro_batch == 120
+    assert load_config(run_file, [*sizes, f"{knob}=0"]).parallel.tokens_per_micro_batch == 0
+    text = refusal(run_file, *sizes, f"{knob}=119")
+    assert f"{knob}: need 0 or at least 120" in text
+    assert "got 119" in text
+    # Three context-parallel ranks cut a sequence into six stripes: 120 is whole, 122 is not.
+    three = [*sizes, "parallel.context=3"]
+    assert load_config(run_file, [*three, f"{knob}=120"]).parallel.processes == 3
+    longer = [*three, "rollout.max_response_tokens=22"]
+    assert "at least 126" in refusal(run_file, *longer, f"{knob}=125")

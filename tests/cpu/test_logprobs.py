@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from megatron_corew.mcore import logprobs
 from megatron_corew.mcore.logprobs import token_scores, vocabulary_shard
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "logits.json").read_text())
@@ -58,8 +61,10 @@ def test_temperature_divides_the_logits_before_the_softmax():
     assert float(at_half) == pytest.approx(-0.018150, abs=1e-6)
 
 
+@pytest.mark.parametrize("block", [1, 4, 10, 100])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
-def test_chunks_do_not_change_scores_or_gradients(chunk):
+def test_chunks_and_blocks_do_not_change_scores_or_gradients(chunk, block, monkeypatch):
+    monkeypatch.setattr(logprobs, "VOCABULARY_BLOCK", block)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(7, 8, generator=generator).requires_grad_()
     weight = torch.randn(11, 8, generator=generator).requires_grad_()
@@ -87,6 +92,53 @@ def test_chunks_do_not_change_scores_or_gradients(chunk):
     )
     for mine, theirs in zip(run(chunk), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Bytes of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and not func.is_view:
+                self.bytes = max(self.bytes, tensor.numel() * tensor.element_size())
+        return result
+
+
+def largest_and_kept(tokens: int, vocab: int, *, width: int = 4) -> tuple[int, int]:
+    """Bytes of the largest tensor forward and backward make, and bytes kept in between."""
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    weight = torch.randn(vocab, width)
+    targets = torch.zeros(tokens, dtype=torch.int64)
+    shard, kept = vocabulary_shard(vocab, vocab, 0, None), {}
+
+    def keep(tensor):
+        kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with LargestTensor() as largest:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            logp, entropy, _ = token_scores(
+                hidden, weight, targets, shard, temperature=1.0, chunk=64
+            )
+        (logp.sum() + entropy.sum()).backward()
+    return largest.bytes, sum(kept.values())
+
+
+def test_no_tensor_grows_with_tokens_times_vocabulary(monkeypatch):
+    monkeypatch.setattr(logprobs, "VOCABULARY_BLOCK", 128)
+    logits = 64 * 128 * 4
+    # The model's own tensors stay below one block of logits, which is the largest there is.
+    assert largest_and_kept(tokens=256, vocab=512)[0] == logits
+    assert largest_and_kept(tokens=512, vocab=1024)[0] == logits
+    # Kept for the backward pass: hidden states, weight, targets, and five numbers per token
+    # (log-prob, entropy, certainty, logsumexp lie in one tensor of four).
+    _, kept = largest_and_kept(tokens=512, vocab=1024)
+    assert kept <= (512 + 1024) * 4 * 4 + 512 * 8 + 2 * 512 * 4 * 4
 
 
 def test_no_token_gives_no_score_but_a_gradient_of_zero():

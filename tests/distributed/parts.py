@@ -19,8 +19,9 @@ def config_for(folder: str, **parallel: object) -> Config:
             "method": "co_rewarding_i",
             "run": {"name": "test", "steps": 10},
             "model": {"path": folder, "dtype": parallel.pop("dtype", "float32")},
-            "data": {"train": "lab"},
-            "optimizer": {"lr": parallel.pop("lr", 1e-3)},
+            "data": {"train": "lab", "max_prompt_tokens": 9},
+            "rollout": {"max_response_tokens": 12},
+            "optimizer": {"lr": parallel.pop("lr", 1e-3), "eps": parallel.pop("eps", 1e-8)},
             "teacher": {"residual": parallel.pop("residual", "float32")},
             "parallel": {"micro_batch_rollouts": 3, "logit_chunk_tokens": 16} | parallel,
         }
