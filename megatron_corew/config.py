@@ -236,8 +236,7 @@ class ParallelConfig(Section):
     sequence: bool = False
     """Sequence parallelism inside the tensor-parallel group."""
     expert: Count = 1
-    """Expert-parallel size: a rank holds 1 / expert of each layer's experts. It divides
-    tensor x data and takes no processes of its own. Above 1 it needs a model with experts."""
+    """Expert-parallel size; divides tensor x data, takes no processes of its own."""
     distributed_optimizer: bool = False
     """Shard optimizer and teacher over the data-parallel group."""
     micro_batch_rollouts: Count = 8
@@ -263,21 +262,17 @@ class ParallelConfig(Section):
 
     @property
     def expert_tensor(self) -> int:
-        """Tensor-parallel size of an expert: as of the dense layers, but whole under EP.
-
-        Under expert parallelism an expert's few rows are kept together, which is faster than
-        cutting them; Megatron-Core sums the gradients of whole experts over the tensor-parallel
-        ranks only there.
-        """
+        """Ranks that share one expert."""
+        # Megatron-Core sums whole experts' gradients over the tensor-parallel ranks only under EP.
         return self.tensor if self.expert == 1 else 1
 
     @model_validator(mode="after")
-    def experts_spread_over_whole_groups_of_ranks(self) -> Self:
-        """The ranks of a pipeline stage are made of expert-parallel groups."""
-        if self.tensor * self.data % self.expert:
+    def expert_groups_fill_a_pipeline_stage(self) -> Self:
+        """No rank is left over."""
+        if (ranks := self.tensor * self.data) % self.expert:
             raise ValueError(
-                f"parallel.expert: need a divisor of parallel.tensor x parallel.data "
-                f"({self.tensor * self.data}), got {self.expert}. Change parallel.expert."
+                f"parallel.expert: need a divisor of parallel.tensor x parallel.data ({ranks}), "
+                f"got {self.expert}."
             )
         return self
 

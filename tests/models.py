@@ -59,7 +59,7 @@ def build(
     elif family.startswith("qwen2"):
         model = Qwen2ForCausalLM(Qwen2Config(rope_parameters=_PLAIN_ROPE, **sizes))
     elif family.startswith("qwen3_moe"):
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
         experts |= {"norm_topk_prob": "unnormalised" not in family}
         head = {"head_dim": head_size or 16, "rope_parameters": _PLAIN_ROPE}
         model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**head, **experts, **sizes))

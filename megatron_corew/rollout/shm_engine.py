@@ -18,6 +18,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
@@ -78,6 +80,7 @@ class ShmEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):  # type: igno
         finalize_layerwise_reload(self.model, self.model_config)
         self._is_open = False
         repack_tied_heads(self.model)
+        repack_experts(self.model)
         if missing:
             raise RuntimeError(
                 f"weight update: need all weights of every layer, got none or a part for "
@@ -123,6 +126,19 @@ def repack_tied_heads(model: torch.nn.Module) -> None:
     for head in model.modules():
         if isinstance(head, ParallelLMHead) and is_tied(head, model):
             head.quant_method.process_weights_after_loading(head)
+
+
+def repack_experts(model: torch.nn.Module) -> None:
+    """Pack the experts of a mixture again.
+
+    On CPU experts compute with packed weights too. vLLM 0.32 packs them when it first loads them;
+    a reload would leave the new weights as they came, to be read as if they were packed.
+    """
+    for layer in model.modules():
+        if isinstance(layer, RoutedExperts):
+            experts = layer.quant_method.moe_kernel.fused_experts
+            if isinstance(experts, CPUUnquantizedExperts):
+                experts.process_weights_after_loading(layer)
 
 
 class WorkerExtension:

@@ -30,7 +30,7 @@ def mean_gap(policy, sampler: Sampler, *, seed: int) -> float:
     return float((ours - batch.rollout_logprobs_RT)[batch.mask_RT].abs().mean())
 
 
-@pytest.mark.parametrize("family", ["qwen3_tied", "qwen3_untied"])
+@pytest.mark.parametrize("family", ["qwen3_tied", "qwen3_untied", "qwen3_moe_untied"])
 def test_the_log_prob_gap_stays_below_1e_5_after_every_push(family, tmp_path: Path):
     from megatron_corew.mcore.parallel import parallel_world
     from megatron_corew.mcore.policy import Policy
