@@ -16,6 +16,11 @@ def check_divisible(architecture: Architecture, config: Config) -> None:
         "key/value heads": (architecture.num_kv_heads, tensor, "parallel.tensor"),
         "inner size": (architecture.ffn_size, tensor, "parallel.tensor"),
         "layers": (architecture.num_layers, pipeline, "parallel.pipeline"),
+        "layers of a pipeline rank": (
+            architecture.num_layers // pipeline,
+            config.parallel.virtual_pipeline,
+            "parallel.virtual_pipeline",
+        ),
     }
     for what, (count, parts, knob) in needs.items():
         if count % parts:

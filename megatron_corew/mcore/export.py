@@ -53,7 +53,7 @@ def checkpoint_stream(
     else:
         loaded = dist_checkpointing.load({"model": state}, str(folder))
         model.load_state_dict(loaded["model"])
-    return weights.stream(model, architecture, layout)
+    return weights.stream([model], architecture, layout)
 
 
 @torch.no_grad()

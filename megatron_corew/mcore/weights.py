@@ -1,6 +1,6 @@
 """Weights between Hugging Face names and this rank's parameters, one tensor at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -35,20 +35,21 @@ def gather_sequence(hidden: Tensor, layout: Layout) -> Tensor:
     return copy_to_tensor_model_parallel_region(hidden) if layout.tensor_size > 1 else hidden
 
 
-def global_parameters(model: HiddenStateModel, layout: Layout) -> dict[str, torch.nn.Parameter]:
+def global_parameters(chunks: Iterable[HiddenStateModel]) -> dict[str, torch.nn.Parameter]:
     """This rank's parameters by local-spec name with the layer's number in the whole model."""
-    layers = model.config.num_layers // layout.pipeline_size
     parameters = {}
-    for name, parameter in model.named_parameters():
-        parts = local_name(name).split(".")
-        if parts[:2] == ["decoder", "layers"]:
-            parts[2] = str(int(parts[2]) + layout.pipeline_rank * layers)
-        parameters[".".join(parts)] = parameter
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            parts = local_name(name).split(".")
+            if parts[:2] == ["decoder", "layers"]:
+                # Megatron counts layers from 1, over all stages and pieces.
+                parts[2] = str(chunk.decoder.layers[int(parts[2])].layer_number - 1)
+            parameters[".".join(parts)] = parameter
     return parameters
 
 
 @torch.no_grad()
-def load(model: HiddenStateModel, reader: HfReader, layout: Layout) -> None:
+def load(chunks: Iterable[HiddenStateModel], reader: HfReader, layout: Layout) -> None:
     """Fill this rank's parameters from a Hugging Face folder.
 
     Raises:
@@ -57,7 +58,7 @@ def load(model: HiddenStateModel, reader: HfReader, layout: Layout) -> None:
     """
     table = _table(reader.architecture, layout)
     reader.check_complete(table)
-    wanted = global_parameters(model, layout)
+    wanted = global_parameters(chunks)
     for entry in table:
         # A tied output layer on the last stage is a second copy of the embedding.
         tied_copy = entry.megatron_name == _EMBEDDING and reader.architecture.tied
@@ -77,13 +78,13 @@ def load(model: HiddenStateModel, reader: HfReader, layout: Layout) -> None:
 
 @torch.no_grad()
 def stream(
-    model: HiddenStateModel, architecture: Architecture, layout: Layout
+    chunks: Iterable[HiddenStateModel], architecture: Architecture, layout: Layout
 ) -> Iterator[tuple[str, Tensor | None]]:
     """(Hugging Face name, whole tensor) in the table's order; the tensor is None except on rank 0.
 
     Collective: every rank must walk the stream to its end. At most one whole tensor exists.
     """
-    mine = global_parameters(model, layout)
+    mine = global_parameters(chunks)
     owners = _owners(mine, layout)
     for entry in _table(architecture, layout):
         owner = owners[entry.megatron_name]
