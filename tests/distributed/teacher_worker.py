@@ -86,12 +86,16 @@ def train(policy, teacher, checkpoints, *, mode: str, measured: dict) -> None:
 def main() -> None:
     """Run the mode and write what was measured."""
     mode, dtype = sys.argv[1], sys.argv[6]
-    tensor, pipeline, data, distributed = (int(a) for a in sys.argv[2:6])
+    # A pipeline of "2x2" has two stages with two pieces of the model each.
+    pipeline, _, pieces = sys.argv[3].partition("x")
+    tensor, data, distributed = (int(sys.argv[n]) for n in (2, 4, 5))
     folder, saved, out = (Path(a) for a in sys.argv[7:10])
     config = config_for(
         str(folder),
         tensor=tensor,
-        pipeline=pipeline,
+        pipeline=int(pipeline),
+        virtual_pipeline=int(pieces or 1),
+        tokens_per_micro_batch=25 if pieces else 0,
         data=data,
         distributed_optimizer=bool(distributed),
         dtype=dtype,
