@@ -229,6 +229,9 @@ class ParallelConfig(Section):
     """Tensor-parallel size."""
     pipeline: Count = 1
     """Pipeline-parallel size."""
+    virtual_pipeline: Count = 1
+    """Pieces of the model per pipeline rank (interleaved schedule): smaller bubbles, more messages.
+    Every rank then takes a multiple of ``pipeline`` micro-batches, packed to one width."""
     data: Count = 1
     """Data-parallel size; processes = tensor x pipeline x context x data."""
     context: Count = 1
@@ -282,6 +285,21 @@ class ParallelConfig(Section):
         if self.sequence and self.tensor == 1:
             raise ValueError(
                 "parallel.sequence: needs parallel.tensor > 1, got 1. Set parallel.sequence=false."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def interleaving_needs_a_pipeline_and_packing(self) -> Self:
+        """Without a pipeline it has no effect; without packing its one width is mostly padding."""
+        if self.virtual_pipeline > 1 and self.pipeline == 1:
+            raise ValueError(
+                f"parallel.virtual_pipeline: needs parallel.pipeline > 1, got 1 with "
+                f"{self.virtual_pipeline} pieces per rank. Set parallel.virtual_pipeline=1."
+            )
+        if self.virtual_pipeline > 1 and self.tokens_per_micro_batch == 0:
+            raise ValueError(
+                "parallel.tokens_per_micro_batch: need a budget with parallel.virtual_pipeline "
+                f"{self.virtual_pipeline}, got 0. Set it, or parallel.virtual_pipeline=1."
             )
         return self
 

@@ -16,6 +16,11 @@ def check_divisible(architecture: Architecture, config: Config) -> None:
         "attention heads": (architecture.num_heads, parallel.tensor, "parallel.tensor"),
         "key/value heads": (architecture.num_kv_heads, parallel.tensor, "parallel.tensor"),
         "layers": (architecture.num_layers, parallel.pipeline, "parallel.pipeline"),
+        "layers of a pipeline rank": (
+            architecture.num_layers // parallel.pipeline,
+            parallel.virtual_pipeline,
+            "parallel.virtual_pipeline",
+        ),
     }
     if mixture is None:
         needs["inner size"] = (architecture.ffn_size, parallel.tensor, "parallel.tensor")

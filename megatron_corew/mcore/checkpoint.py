@@ -40,7 +40,6 @@ from megatron.core.dist_checkpointing.optimizer import (  # noqa: E402
     make_sharded_optimizer_tensor,
 )
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker  # noqa: E402
-from megatron.core.transformer.module import Float16Module  # noqa: E402
 
 _LATEST, _META = "latest", "corew.json"
 
@@ -94,7 +93,8 @@ class Checkpoints:
                 f"checkpoint {folder}: cannot be read: {error}. Remove it, write an older step "
                 "into the file latest, and start again."
             ) from error
-        self._model().load_state_dict(loaded["model"])
+        for name, chunk in self.policy.module.named_children():
+            chunk.load_state_dict(loaded["model"][name])
         _start_adam(self.policy, loaded["adam_step"])
         order = {
             id(parameter): index
@@ -112,13 +112,11 @@ class Checkpoints:
         if same_world:
             _restore_rng(loaded["rng"])
 
-    def _model(self) -> torch.nn.Module:
-        inner = self.policy.ddp.module
-        return inner.module if isinstance(inner, Float16Module) else inner
-
     def _state(self, *, with_rng: bool) -> dict[str, Any]:
         optimizer = self.policy.optimizer
-        model = self._model().sharded_state_dict()
+        model = {
+            name: chunk.sharded_state_dict() for name, chunk in self.policy.module.named_children()
+        }
         state = {
             "model": model,
             "adam_step": _adam_step(self.policy),

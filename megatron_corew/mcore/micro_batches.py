@@ -87,17 +87,24 @@ def plan_micro_batches(
         for prompt, count in zip(batch.prompt_ids, batch.mask_RT.sum(dim=1), strict=True)
     ]
     packed = knobs.tokens_per_micro_batch > 0
+    # The interleaved schedule takes micro-batches of one width, in groups of the pipeline's size.
+    group = layout.pipeline_size if knobs.virtual_pipeline > 1 else 1
+    multiple = layout.data_size * group
     if packed:
         stripes = _stripes(layout)
         chunks = pack(
             [_round_up(length, stripes) for length in lengths],
             cost,
             capacity=knobs.tokens_per_micro_batch,
-            multiple=layout.data_size,
+            multiple=multiple,
         )
     else:
-        chunks = _equal_rows(lengths, knobs.micro_batch_rollouts, layout.data_size)
-    grids = [_grid([lengths[row] for row in rows], layout, packed=packed) for rows in chunks]
+        chunks = _equal_rows(lengths, knobs.micro_batch_rollouts, multiple)
+    spans = [[lengths[row] for row in rows] for rows in chunks]
+    grids = [_grid(some, layout, packed=packed) for some in spans]
+    if knobs.virtual_pipeline > 1:
+        widest = max(grid.width for grid in grids)
+        grids = [_grid(some, layout, packed=packed, at_least=widest) for some in spans]
     costs = [
         grid.height * sum(cost.of(span) for span in grid.spans) if rows else 0.0
         for grid, rows in zip(grids, chunks, strict=True)
@@ -122,17 +129,17 @@ def _stripes(layout: Layout) -> int:
     return 2 * layout.context_size if layout.context_size > 1 else 1
 
 
-def _grid(lengths: Sequence[int], layout: Layout, *, packed: bool) -> _Grid:
+def _grid(lengths: Sequence[int], layout: Layout, *, packed: bool, at_least: int = 1) -> _Grid:
     stripes = _stripes(layout)
     multiple = stripes * (layout.tensor_size if layout.sequence_parallel else 1)
     if not packed:
-        width = _round_up(max(lengths, default=1), multiple)
+        width = _round_up(max([*lengths, at_least]), multiple)
         corners = tuple((index, 0) for index in range(len(lengths)))
         height = max(len(lengths), 1)
         return _Grid(height=height, width=width, corners=corners, spans=(width,), packed=False)
     spans = [_round_up(length, stripes) for length in lengths]
     corners = tuple((0, sum(spans[:index])) for index in range(len(spans)))
-    width = _round_up(max(sum(spans), 1), multiple)
+    width = _round_up(max(sum(spans), at_least), multiple)
     # What fills the row is a sequence of its own: no other one attends to it.
     tail = [width - sum(spans)] if width > sum(spans) else []
     return _Grid(height=1, width=width, corners=corners, spans=(*spans, *tail), packed=True)

@@ -1,4 +1,4 @@
-"""Builds this rank's part of the policy from a Hugging Face architecture."""
+"""Builds a rank's part of the policy from a Hugging Face architecture."""
 
 from typing import Any
 
@@ -57,6 +57,7 @@ def padded_vocab_size(architecture: Architecture, tensor_size: int) -> int:
 def transformer_config(architecture: Architecture, config: Config) -> TransformerConfig:
     """Megatron's configuration of the model under a run's layout and precision."""
     dtype = DTYPES[config.model.dtype]
+    interleaved = config.parallel.virtual_pipeline > 1
     return TransformerConfig(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
@@ -75,6 +76,9 @@ def transformer_config(architecture: Architecture, config: Config) -> Transforme
         attention_dropout=0.0,
         tensor_model_parallel_size=config.parallel.tensor,
         pipeline_model_parallel_size=config.parallel.pipeline,
+        virtual_pipeline_model_parallel_size=(
+            config.parallel.virtual_pipeline if interleaved else None
+        ),
         context_parallel_size=config.parallel.context,
         sequence_parallel=config.parallel.sequence,
         params_dtype=dtype,
@@ -83,8 +87,11 @@ def transformer_config(architecture: Architecture, config: Config) -> Transforme
         use_cpu_initialization=not platform.has_cuda(),
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=platform.has_cuda(),
-        # Micro-batches of a step differ in length; stages tell each other the shapes.
-        variable_seq_lengths=config.parallel.pipeline > 1,
+        # Micro-batches of a step differ in length; stages tell each other the shapes. Between two
+        # ranks the interleaved schedule mixes up such messages: its micro-batches are equally long.
+        variable_seq_lengths=config.parallel.pipeline > 1 and not interleaved,
+        overlap_p2p_comm=interleaved,
+        batch_p2p_comm=not interleaved,
         moe_token_dispatcher_type="alltoall",
         **_mixture_settings(architecture.mixture, config),
         # The loss is a plain sum of weighted token losses: no division by Megatron.
@@ -110,13 +117,16 @@ def _mixture_settings(mixture: Mixture | None, config: Config) -> dict[str, Any]
     }
 
 
-def build_model(architecture: Architecture, config: Config, layout: Layout) -> HiddenStateModel:
-    """This rank's layers, with unset weights.
+def build_model(
+    architecture: Architecture, config: Config, layout: Layout, *, chunk: int = 0
+) -> HiddenStateModel:
+    """One of this rank's pieces of the model, with unset weights.
 
     Args:
         architecture: what the Hugging Face folder describes.
         config: the run; its layout and precision are used.
         layout: where this rank stands.
+        chunk: number of the piece, below ``parallel.virtual_pipeline``.
 
     Raises:
         ValueError: heads, layers, experts or inner size do not divide by the layout; or context
@@ -126,11 +136,14 @@ def build_model(architecture: Architecture, config: Config, layout: Layout) -> H
     megatron_config = transformer_config(architecture, config)
     model = HiddenStateModel(
         config=megatron_config,
-        transformer_layer_spec=layer_spec(megatron_config, qk_norm=architecture.qk_norm),
+        transformer_layer_spec=layer_spec(
+            megatron_config, qk_norm=architecture.qk_norm, chunk=chunk
+        ),
         vocab_size=padded_vocab_size(architecture, layout.tensor_size),
         max_sequence_length=architecture.max_positions,
-        pre_process=layout.first_stage,
-        post_process=layout.last_stage,
+        pre_process=layout.first_stage and chunk == 0,
+        post_process=layout.last_stage and chunk == config.parallel.virtual_pipeline - 1,
+        vp_stage=chunk,
         parallel_output=True,
         share_embeddings_and_output_weights=architecture.tied,
         position_embedding_type="rope",

@@ -104,13 +104,14 @@ def check_context_parallel(size: int) -> None:
 
 
 def layer_spec(
-    config: TransformerConfig, *, qk_norm: bool
+    config: TransformerConfig, *, qk_norm: bool, chunk: int
 ) -> ModuleSpec | TransformerBlockSubmodules:
-    """The specification of this rank's layers.
+    """The specification of the layers of one of this rank's pieces.
 
     Args:
         config: Megatron's configuration of the model.
         qk_norm: normalise queries and keys per head (Qwen3).
+        chunk: number of the piece.
 
     Raises:
         ValueError: context parallelism without Transformer Engine.
@@ -135,5 +136,5 @@ def layer_spec(
     if qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=RMSNorm
+        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=chunk), layer_norm=RMSNorm
     )

@@ -90,6 +90,9 @@ def parallel_world(config: ParallelConfig, *, seed: int) -> Iterator[Layout]:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.tensor,
             pipeline_model_parallel_size=config.pipeline,
+            virtual_pipeline_model_parallel_size=(
+                config.virtual_pipeline if config.virtual_pipeline > 1 else None
+            ),
             context_parallel_size=config.context,
             expert_model_parallel_size=config.expert,
             expert_tensor_parallel_size=config.expert_tensor,

@@ -16,9 +16,10 @@ from megatron_corew.algo.objective import Objective, token_objective
 from megatron_corew.config import Config
 from megatron_corew.mcore import platform, weights
 from megatron_corew.mcore.balance import sequence_cost
+from megatron_corew.mcore.chunks import Chunks, DataParallelChunks, build_chunks
 from megatron_corew.mcore.logprobs import token_scores, vocabulary_shard
 from megatron_corew.mcore.micro_batches import MicroBatch, plan_micro_batches
-from megatron_corew.mcore.model import DTYPES, build_model
+from megatron_corew.mcore.model import DTYPES
 from megatron_corew.mcore.parallel import Layout
 from megatron_corew.mcore.statistics import StepSums, collect_scores
 from megatron_corew.types import RolloutBatch, TokenScores, TrainBatch
@@ -26,15 +27,10 @@ from megatron_corew.types import RolloutBatch, TokenScores, TrainBatch
 platform.redirect_torch()
 
 from megatron.core import parallel_state  # noqa: E402
-from megatron.core.distributed import (  # noqa: E402
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import finalize_model_grads  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
-from megatron.core.transformer.module import Float16Module  # noqa: E402
 
 
 class Policy:
@@ -65,7 +61,7 @@ class Policy:
         self._parallel, self._max_skipped = config.parallel, config.optimizer.max_skipped_updates
         self._cost = sequence_cost(self.architecture)
         self.skipped_updates = 0
-        self.module = build_model(self.architecture, config, layout)
+        self.module = build_chunks(self.architecture, config, layout)
         weights.load(self.module, source, layout)
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self.ddp, self.optimizer = _with_optimizer(self.module, config)
@@ -153,11 +149,11 @@ class Policy:
         self.module.train(not forward_only)
         return get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(plan),
-            model=self.ddp,
+            data_iterator=[iter(plan) for _ in self.ddp],
+            model=list(self.ddp),
             num_microbatches=len(plan),
-            # Only used without variable lengths, where a single stage needs no shapes.
-            seq_length=plan[0].token_ids_BS.shape[1],
+            # Only used by the interleaved schedule, whose micro-batches are equally long.
+            seq_length=plan[0].token_ids_BS.shape[1] * self.layout.context_size,
             micro_batch_size=plan[0].token_ids_BS.shape[0],
             forward_only=forward_only,
         )
@@ -241,19 +237,12 @@ def _finalize_without_division(
     finalize_model_grads(model, None, **kwargs)
 
 
-def _with_optimizer(module: torch.nn.Module, config: Config) -> tuple[DistributedDataParallel, Any]:
+def _with_optimizer(chunks: Chunks, config: Config) -> tuple[DataParallelChunks, Any]:
     dtype, knobs = DTYPES[config.model.dtype], config.optimizer
-    megatron_config = module.config
-    wrapped = Float16Module(megatron_config, module) if dtype == torch.bfloat16 else module
-    ddp = DistributedDataParallel(
-        megatron_config,
-        DistributedDataParallelConfig(
-            use_distributed_optimizer=config.parallel.distributed_optimizer,
-            grad_reduce_in_fp32=True,
-        ),
-        wrapped,
+    distributed = config.parallel.distributed_optimizer
+    ddp = DataParallelChunks(
+        chunks, distributed_optimizer=distributed, bf16=dtype == torch.bfloat16
     )
-    ddp.broadcast_params()
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -265,13 +254,14 @@ def _with_optimizer(module: torch.nn.Module, config: Config) -> tuple[Distribute
             clip_grad=knobs.clip_grad,
             bf16=dtype == torch.bfloat16,
             params_dtype=dtype,
-            use_distributed_optimizer=config.parallel.distributed_optimizer,
+            use_distributed_optimizer=distributed,
         ),
-        [ddp],
+        list(ddp),
         # Decay on all parameters, as in the official code; Megatron's default would tag norms and
         # biases for a scheduler that is not used here.
         config_overrides={},
     )
-    megatron_config.finalize_model_grads_func = _finalize_without_division
-    megatron_config.grad_scale_func = optimizer.scale_loss
+    for chunk in chunks:
+        chunk.config.finalize_model_grads_func = _finalize_without_division
+        chunk.config.grad_scale_func = optimizer.scale_loss
     return ddp, optimizer

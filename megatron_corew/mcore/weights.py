@@ -1,7 +1,7 @@
 """Weights between Hugging Face names and this rank's parameters, one tensor at a time."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,27 +37,30 @@ def gather_sequence(hidden: Tensor, layout: Layout) -> Tensor:
     return copy_to_tensor_model_parallel_region(hidden) if layout.tensor_size > 1 else hidden
 
 
-def global_parameters(model: HiddenStateModel, layout: Layout) -> dict[str, torch.nn.Parameter]:
+def global_parameters(
+    chunks: Iterable[HiddenStateModel], layout: Layout
+) -> dict[str, torch.nn.Parameter]:
     """This rank's parameters by local-spec name, layer and expert numbered in the whole model."""
-    layers = model.config.num_layers // layout.pipeline_size
-    experts = (model.config.num_moe_experts or 0) // layout.expert_size
     parameters = {}
-    for name, parameter in model.named_parameters():
-        parts = local_name(name).split(".")
-        if parts[:2] == ["decoder", "layers"]:
-            parts[2] = str(int(parts[2]) + layout.pipeline_rank * layers)
-        parameters[shift_expert(".".join(parts), layout.expert_rank * experts)] = parameter
+    for chunk in chunks:
+        experts = (chunk.config.num_moe_experts or 0) // layout.expert_size
+        for name, parameter in chunk.named_parameters():
+            parts = local_name(name).split(".")
+            if parts[:2] == ["decoder", "layers"]:
+                # Megatron counts layers from 1, over all stages and pieces.
+                parts[2] = str(chunk.decoder.layers[int(parts[2])].layer_number - 1)
+            parameters[shift_expert(".".join(parts), layout.expert_rank * experts)] = parameter
     return parameters
 
 
 @torch.no_grad()
-def load(model: HiddenStateModel, source: Source, layout: Layout) -> None:
+def load(chunks: Iterable[HiddenStateModel], source: Source, layout: Layout) -> None:
     """Fill this rank's parameters from a Hugging Face folder or a converted checkpoint.
 
     Raises:
         RuntimeError: a parameter of the model has no entry in the weight table.
     """
-    wanted = global_parameters(model, layout)
+    wanted = global_parameters(chunks, layout)
     # The source's rows differ from this layout's in the padding of the vocabulary only.
     for stored, entry in zip(source.table, _table(source.architecture, layout), strict=True):
         # A tied output layer on the last stage is a second copy of the embedding.
@@ -78,13 +81,13 @@ def load(model: HiddenStateModel, source: Source, layout: Layout) -> None:
 
 @torch.no_grad()
 def stream(
-    model: HiddenStateModel, architecture: Architecture, layout: Layout
+    chunks: Iterable[HiddenStateModel], architecture: Architecture, layout: Layout
 ) -> Iterator[tuple[str, Tensor | None]]:
     """(Hugging Face name, whole tensor) in the table's order; the tensor is None except on rank 0.
 
     Collective: every rank must walk the stream to its end. At most one whole tensor exists.
     """
-    mine = global_parameters(model, layout)
+    mine = global_parameters(chunks, layout)
     table = _table(architecture, layout)
     holders = _holders(table, mine, layout)
     for entry in table:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from megatron_corew import launch
 from megatron_corew.cli import app
+from megatron_corew.mcore.modules import uses_transformer_engine
 from megatron_corew.preflight import LAB_POLICY
 
 DEMO = str(Path(__file__).parents[2] / "configs" / "runs" / "demo.yaml")
@@ -69,6 +70,19 @@ def test_heads_that_do_not_divide_by_the_tensor_parallel_size(tmp_path):
 
 def test_layers_that_do_not_divide_by_the_pipeline_parallel_size(tmp_path):
     assert "parallel.pipeline" in refusal(tmp_path, "parallel.pipeline=2")
+
+
+def test_layers_that_do_not_divide_by_the_pieces_of_a_pipeline(tmp_path):
+    knobs = ("pipeline=3", "virtual_pipeline=2", "tokens_per_micro_batch=5000")
+    line = refusal(tmp_path, *(f"parallel.{knob}" for knob in knobs))
+    assert "parallel.virtual_pipeline: need a divisor of the model's 1 layers of a pipeline" in line
+
+
+def test_context_parallelism_without_transformer_engine(tmp_path):
+    if uses_transformer_engine():
+        pytest.skip("Transformer Engine is here")
+    line = refusal(tmp_path, "parallel.context=2")
+    assert "parallel.context: need a GPU with Transformer Engine" in line
 
 
 def test_empty_data(tmp_path):

@@ -159,6 +159,21 @@ def test_lengths_are_padded_to_the_tensor_parallel_size_with_sequence_parallelis
     assert packed_lengths(packed) == [5, 5, 5, 3, 2]
 
 
+def test_interleaved_micro_batches_are_equally_wide_and_fill_the_pipeline():
+    where = layout(pipeline_size=2)
+    plain = plan(collate(GROUPS), where, tokens_per_micro_batch=10, pipeline=2)
+    assert [micro.token_ids_BS.shape[1] for micro in plain] == [10, 8]
+    three = plan(collate(GROUPS), where, tokens_per_micro_batch=6, pipeline=2)
+    assert [packed_lengths(micro) for micro in three] == [[5], [5], [5], [3]]
+    knobs = {"tokens_per_micro_batch": 10, "pipeline": 2, "virtual_pipeline": 2}
+    micros = plan(collate(GROUPS), where, **knobs)
+    assert [packed_lengths(micro) for micro in micros] == [[5, 5], [5, 3, 2]]
+    # One row of 3: the second micro-batch is there for the schedule only.
+    lonely = plan(collate([group("original", (1, 2), (7,))]), where, **knobs)
+    assert [packed_lengths(micro) for micro in lonely] == [[3], [3]]
+    assert lonely[1].targets_N.shape == (0,)
+
+
 def test_context_parallel_ranks_hold_two_stripes_of_every_sequence():
     # Two ranks cut a sequence into four stripes; a row of 5 is padded to 8, one of 3 to 4.
     batch = collate(GROUPS[:1])

@@ -254,3 +254,13 @@ def test_a_token_budget_holds_the_longest_sequence_or_is_off(run_file):
     assert load_config(run_file, [*three, f"{knob}=120"]).parallel.processes == 3
     longer = [*three, "rollout.max_response_tokens=22"]
     assert "at least 126" in refusal(run_file, *longer, f"{knob}=125")
+
+
+def test_pieces_of_a_pipeline_need_a_pipeline_and_a_token_budget(run_file):
+    sizes = ["data.max_prompt_tokens=100", "rollout.max_response_tokens=20"]
+    pieces = [*sizes, "parallel.virtual_pipeline=2"]
+    text = refusal(run_file, *pieces, "parallel.tokens_per_micro_batch=120")
+    assert "parallel.virtual_pipeline: needs parallel.pipeline > 1" in text
+    staged = [*pieces, "parallel.pipeline=2"]
+    assert "parallel.tokens_per_micro_batch: need a budget" in refusal(run_file, *staged)
+    load_config(run_file, [*staged, "parallel.tokens_per_micro_batch=120"])

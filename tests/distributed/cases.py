@@ -16,6 +16,7 @@ LAYOUTS: dict[int, dict[str, dict[str, object]]] = {
         "tp2": {"tensor": 2},
         "tp2_sp": {"tensor": 2, "sequence": True},
         "pp2": {"pipeline": 2},
+        "pp2_interleaved": {"pipeline": 2, "virtual_pipeline": 2},
         "dp2": {"data": 2},
         "dp2_distributed": {"data": 2, "distributed_optimizer": True},
         "cp2": {"context": 2},

@@ -16,6 +16,11 @@ from tests.distributed.layout_worker import logit_difference
 from tests.distributed.parts import config_for, made_up_batch, policy_for
 
 
+def sharded(pieces: dict[str, torch.nn.Module]) -> dict:
+    """Megatron's description of this rank's pieces of the model."""
+    return {name: piece.sharded_state_dict() for name, piece in pieces.items()}
+
+
 def measure(folder: Path, checkpoint: Path, own: Path, knobs: dict, layout: Layout) -> dict:
     """One family: weights loaded by Megatron, and started from, against Hugging Face's; logits."""
     policy = policy_for(config_for(str(folder), **knobs), layout)
@@ -23,8 +28,10 @@ def measure(folder: Path, checkpoint: Path, own: Path, knobs: dict, layout: Layo
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(7.0)
-    loaded = dist_checkpointing.load({"model": model.sharded_state_dict()}, str(checkpoint))
-    model.load_state_dict(loaded["model"])
+    pieces = dict(model.named_children())
+    loaded = dist_checkpointing.load(sharded(pieces), str(checkpoint))
+    for name, piece in pieces.items():
+        piece.load_state_dict(loaded[name])
     equal = all(torch.equal(wanted[name], p) for name, p in model.named_parameters())
     started = policy_for(config_for(str(checkpoint), **knobs), layout).module
     equal &= all(torch.equal(wanted[name], p) for name, p in started.named_parameters())
@@ -33,7 +40,7 @@ def measure(folder: Path, checkpoint: Path, own: Path, knobs: dict, layout: Layo
     if dist.get_rank() == 0:
         own.mkdir(parents=True)
     dist.barrier()
-    dist_checkpointing.save({"model": model.sharded_state_dict()}, str(own))
+    dist_checkpointing.save(sharded(pieces), str(own))
     batch = made_up_batch()
     return {"equal": all(everywhere), "logits": logit_difference(policy, folder, batch, layout)}
 

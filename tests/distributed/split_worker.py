@@ -79,10 +79,13 @@ def reordered(batch: TrainBatch, seed: int) -> tuple[TrainBatch, Tensor]:
 def measure_layout(folder: str, knobs: dict, reference: dict[str, dict[str, Tensor]]) -> dict:
     """Distances of all batches and splits under one layout; fills an empty reference."""
     found = {}
-    with parallel_world(config_for(folder, **knobs).parallel, seed=0) as layout:
+    whole = SPLITS["packed_all"]
+    with parallel_world(config_for(folder, **whole, **knobs).parallel, seed=0) as layout:
         for index, (split, split_knobs) in enumerate(SPLITS.items()):
             for name, batch in batches().items():
                 first = name not in reference
+                if "virtual_pipeline" in knobs and "tokens_per_micro_batch" not in split_knobs:
+                    continue
                 few = name != "mixed" or dist.get_world_size() > 2
                 if few and not first and split not in FEW_SPLITS:
                     continue

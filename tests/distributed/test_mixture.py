@@ -146,6 +146,8 @@ class GroupedExperts(torch.nn.Module):
         self.config = SimpleNamespace(num_layers=8, num_moe_experts=6)
         self.decoder = torch.nn.Module()
         self.decoder.layers = torch.nn.ModuleList([torch.nn.Module(), torch.nn.Module()])
+        for number, layer in enumerate(self.decoder.layers):
+            layer.layer_number = 7 + number  # Megatron counts from 1: the last two of eight.
         mlp = self.decoder.layers[1].mlp = torch.nn.Module()
         mlp.experts = torch.nn.Module()
         mlp.experts.linear_fc1 = torch.nn.Module()
@@ -156,7 +158,8 @@ class GroupedExperts(torch.nn.Module):
 def test_grouped_experts_are_found_by_their_numbers_in_the_whole_model():
     names = {"tensor_rank": 0, "tensor_size": 1, "data_rank": 2, "data_size": 3}
     names |= {"pipeline_rank": 3, "pipeline_size": 4, "expert_rank": 2, "expert_size": 3}
-    found = global_parameters(GroupedExperts(), Layout(**names, sequence_parallel=False))
+    names |= {"context_rank": 0, "context_size": 1}
+    found = global_parameters([GroupedExperts()], Layout(**names, sequence_parallel=False))
     prefix = "decoder.layers.7.mlp.experts.local_experts"
     assert list(found) == [f"{prefix}.{expert}.linear_fc1.weight" for expert in (4, 5)]
 

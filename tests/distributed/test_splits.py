@@ -43,8 +43,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[
 def test_no_layout_split_or_order_changes_a_result(found, layout):
     cases = found[layout]
     assert {case.split()[0] for case in cases} == batches().keys()
-    expected = FEW_SPLITS if layout in LAYOUTS[4] else SPLITS
-    assert {case.split()[1] for case in cases} == {*expected}
+    expected = {*FEW_SPLITS} if layout in LAYOUTS[4] else SPLITS.keys()
+    if layout == "pp2_interleaved":
+        expected = {"packed_25", "packed_all"}
+    assert {case.split()[1] for case in cases} == expected
     for case, distances in cases.items():
         assert distances.keys() == KINDS
         for kind, distance in distances.items():

@@ -8,12 +8,13 @@ import torch
 from tests.distributed.launch import run_worker
 from tests.models import save
 
-# tensor, pipeline, data, distributed optimizer, dtype
+# tensor, pipeline (x pieces per stage), data, distributed optimizer, dtype
 ONE = (1, 1, 1, 0, "float32")
 GRID = (2, 2, 1, 0, "float32")
 SHARDED = (1, 1, 2, 1, "float32")
 SHARDED_BF16 = (1, 1, 2, 1, "bfloat16")
 TENSOR_BF16 = (2, 1, 1, 0, "bfloat16")
+INTERLEAVED = (1, "2x2", 1, 0, "float32")
 
 
 Weights = dict[str, dict[str, torch.Tensor]]
@@ -36,7 +37,7 @@ class Runs:
             measured = run_worker(
                 "teacher_worker",
                 *(mode, *map(str, layout), *folders),
-                processes=layout[0] * layout[1] * layout[2],
+                processes=layout[0] * int(str(layout[1])[0]) * layout[2],
                 out=out,
             )
             self.done[key] = measured, torch.load(out.with_suffix(".pt"))
@@ -69,6 +70,7 @@ RESUMED = {
     "tp2_pp2": GRID,
     "dp2_distributed_bf16": SHARDED_BF16,
     "tp2_bf16": TENSOR_BF16,
+    "pp2_interleaved": INTERLEAVED,
 }
 
 
@@ -89,8 +91,9 @@ def test_installing_the_teacher_leaves_the_policy_bit_identical(runs, layout):
     assert measured["untouched"]
 
 
-def test_a_run_resumes_under_another_layout(runs):
-    whole, whole_weights = runs.get("save", GRID)
-    rest, rest_weights = runs.get("resume", (1, 2, 1, 0, "float32"), saved_by=GRID)
+@pytest.mark.parametrize("saved_by", [GRID, INTERLEAVED], ids=["tp2_pp2", "pp2_interleaved"])
+def test_a_run_resumes_under_another_layout(runs, saved_by):
+    whole, whole_weights = runs.get("save", saved_by)
+    rest, rest_weights = runs.get("resume", (1, 2, 1, 0, "float32"), saved_by=saved_by)
     assert rest["losses"] == [pytest.approx(x, rel=1e-5, abs=1e-5) for x in whole["losses"][3:]]
     assert largest_difference(whole_weights["teacher"], rest_weights["teacher"]) < 1e-4
