@@ -148,9 +148,12 @@ class AnswersConfig(Section):
     unlabelled: Literal["drop", "keep"] = "drop"
     """Groups without a label: out of the loss, or in it with advantage 0 (official: KL acts)."""
     verify_timeout_s: Positive = 5.0
-    """Seconds one math-verify comparison may take before its process is killed."""
+    """Seconds that slow math-verify comparisons may cost a step in all; a single one is ended
+    after a fifth. What is ended or no longer made counts as unequal, and is counted."""
     verify_workers: Count = 1
     """Processes for math-verify."""
+    verify_memory_mb: Annotated[int, Field(ge=512)] = 2048
+    """Address space of a math-verify process, in MB."""
 
 
 class LossConfig(Section):

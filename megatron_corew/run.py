@@ -104,6 +104,7 @@ def _judge(config: Config) -> AnswerJudge:
         min_share=knobs.min_share,
         verify_timeout_s=knobs.verify_timeout_s,
         verify_workers=knobs.verify_workers,
+        verify_memory_mb=knobs.verify_memory_mb,
     )
 
 

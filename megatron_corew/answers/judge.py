@@ -8,7 +8,7 @@ An answer that cannot be read is a value: it votes for nothing and gets reward 0
 own raises. Time-outs and deaths of math-verify are in ``statistics``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -17,10 +17,12 @@ from megatron_corew.answers.keys import canonical_key, decides
 from megatron_corew.answers.meaning import Key
 from megatron_corew.answers.official import official_answer, officially_equal
 from megatron_corew.answers.verifier import Verifier
-from megatron_corew.answers.voting import TieRule, components, vote
+from megatron_corew.answers.voting import Components, TieRule, vote
 from megatron_corew.types import Vote
 
 Pair = tuple[Key, Key]
+# Kinds that may be math-verify's to compare; the others are decided by their keys.
+_ASKED = frozenset(("expression", "set", "sequence", "matrix", "named"))
 
 
 class AnswerJudge:
@@ -34,6 +36,7 @@ class AnswerJudge:
         min_share: float,
         verify_timeout_s: float,
         verify_workers: int,
+        verify_memory_mb: int,
     ) -> None:
         """Prepare a judge; cheap, no process starts before math-verify is needed.
 
@@ -41,8 +44,9 @@ class AnswerJudge:
             equivalence: ``math`` or ``raw``, see the module.
             tie: label of a tied vote, see ``voting.vote``.
             min_share: smallest share of a group's responses that makes a label.
-            verify_timeout_s: seconds one math-verify comparison may take.
+            verify_timeout_s: seconds that slow math-verify comparisons may cost in all.
             verify_workers: math-verify processes.
+            verify_memory_mb: memory that one of them may take.
 
         Raises:
             ValueError: a setting out of its range.
@@ -51,16 +55,18 @@ class AnswerJudge:
             raise ValueError(
                 f"AnswerJudge: need math or raw, got {equivalence!r}. Set answers.equivalence."
             )
-        if verify_timeout_s <= 0 or verify_workers < 1:
+        if verify_timeout_s <= 0 or verify_workers < 1 or verify_memory_mb < 1:
             raise ValueError(
-                "AnswerJudge: need a time-out above 0 and at least 1 worker, got "
-                f"{verify_timeout_s} and {verify_workers}. Set answers.verify_timeout_s and "
-                "answers.verify_workers."
+                "AnswerJudge: need a time-out and memory above 0 and at least 1 worker, got "
+                f"{verify_timeout_s}, {verify_memory_mb} and {verify_workers}. Set "
+                "answers.verify_timeout_s, answers.verify_memory_mb and answers.verify_workers."
             )
         self._is_raw = equivalence == "raw"
         self._tie: TieRule = tie
         self._min_share = min_share
-        self._verifier = Verifier(timeout_s=verify_timeout_s, num_workers=verify_workers)
+        self._verifier = Verifier(
+            timeout_s=verify_timeout_s, num_workers=verify_workers, memory_mb=verify_memory_mb
+        )
 
     def votes(self, groups: Sequence[Sequence[str]]) -> list[Vote]:
         """Let every group of responses elect a label.
@@ -74,7 +80,7 @@ class AnswerJudge:
         answers = [[self._answer(text) for text in group] for group in groups]
         if self._is_raw:
             # A blank answer is shown but does not vote, as in the released code.
-            clusters: list[list[object]] = [
+            clusters: Sequence[Sequence[Hashable | None]] = [
                 [answer if _is_stated(answer) else None for answer in group] for group in answers
             ]
         else:
@@ -170,23 +176,26 @@ class AnswerJudge:
         answer = last_boxed(text)
         return answer if answer is not None and canonical_key(answer) is not None else None
 
-    def _math_clusters(self, answers: Sequence[Sequence[str | None]]) -> list[list[object]]:
+    def _math_clusters(self, answers: Sequence[Sequence[str | None]]) -> list[list[Key | None]]:
         """What each answer of each group stands for: the representative of its component."""
         keys = [[_key(answer) for answer in group] for group in answers]
-        distinct = [list(dict.fromkeys(key for key in group if key is not None)) for group in keys]
-        known = self._verdicts(
-            [
-                (a, b)
-                for group in distinct
-                for place, a in enumerate(group)
-                for b in group[place + 1 :]
-            ]
-        )
-        clusters: list[list[object]] = []
-        for group, own in zip(keys, distinct, strict=True):
-            roots = components(own, lambda a, b: known[a, b])
-            clusters.append([None if key is None else roots[key] for key in group])
-        return clusters
+        joined = [Components((key for key in group if key is not None), decides) for group in keys]
+        while questions := [(part, *pair) for part in joined for pair in part.questions()]:
+            verdicts = self._verifier.equal([(a.text, b.text) for _, a, b in questions])
+            for (part, a, b), verdict in zip(questions, verdicts, strict=True):
+                if verdict:
+                    part.join(a, b)
+        broken = self._unreadable(keys)
+        return [
+            [None if key is None or key in broken else part.root(key) for key in group]
+            for part, group in zip(joined, keys, strict=True)
+        ]
+
+    def _unreadable(self, keys: Sequence[Sequence[Key | None]]) -> set[Key]:
+        """Those that math-verify broke on: they count as no answer."""
+        texts = {key: key.text for group in keys for key in group if key and key.kind in _ASKED}
+        broken = self._verifier.unreadable(texts.values())
+        return {key for key, text in texts.items() if text in broken} if broken else set()
 
     def _math_correctness(
         self, answers: Sequence[Sequence[str | None]], truths: Sequence[str | None]

@@ -16,6 +16,7 @@ def _judge(equivalence="math", tie="abstain", min_share=0.0):
         min_share=min_share,
         verify_timeout_s=20.0,
         verify_workers=1,
+        verify_memory_mb=2048,
     )
 
 
@@ -58,11 +59,14 @@ def test_the_label_is_the_gold_side_of_every_comparison(monkeypatch):
             asked.extend(pairs)
             return [False] * len(pairs)
 
+        def unreadable(self, texts):
+            return set()
+
     monkeypatch.setattr(judge, "_verifier", Spy())
-    judge.agreement([_boxed("y+1", "y+2")], ["y"])
-    judge.correctness([_boxed("y+1", "y+2")], ["y"])
-    golds = [pair[0] for pair in asked if "y" in pair]
-    assert golds == ["y"] * 4
+    judge.agreement([_boxed("y<1", "y<2")], ["y<3"])
+    judge.correctness([_boxed("y<1", "y<2")], ["y<3"])
+    golds = [pair[0] for pair in asked if "y<3" in pair]
+    assert golds == ["y<3"] * 4
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0]])
@@ -168,9 +172,18 @@ def test_rewards_are_never_fewer_or_more_than_responses(judge):
         ({"equivalence": "exact"}, "answers.equivalence"),
         ({"verify_timeout_s": 0.0}, "answers.verify_timeout_s"),
         ({"verify_workers": 0}, "answers.verify_workers"),
+        ({"verify_memory_mb": 0}, "answers.verify_memory_mb"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_knob(change, knob):
     settings = {"equivalence": "math", "tie": "abstain", "min_share": 0.0}
     with pytest.raises(ValueError, match=knob):
-        AnswerJudge(**{**settings, "verify_timeout_s": 1.0, "verify_workers": 1, **change})
+        AnswerJudge(
+            **{
+                **settings,
+                "verify_timeout_s": 1.0,
+                "verify_workers": 1,
+                "verify_memory_mb": 2048,
+                **change,
+            }
+        )

@@ -16,7 +16,7 @@ HOSTILE = "7^{7^{7^{7^7}}}"
 
 @pytest.fixture(scope="module")
 def verifier():
-    verifier = Verifier(timeout_s=20.0, num_workers=1)
+    verifier = Verifier(timeout_s=20.0, num_workers=1, memory_mb=2048)
     yield verifier
     verifier.close()
 
@@ -54,7 +54,7 @@ def test_expressions_are_equal_if_math_verify_agrees_in_either_direction(
 
 def test_no_process_starts_before_a_comparison_and_none_is_left_after_closing():
     before = _children()
-    verifier = Verifier(timeout_s=5.0, num_workers=2)
+    verifier = Verifier(timeout_s=5.0, num_workers=2, memory_mb=2048)
     assert verifier.equal([]) == []
     assert _children() == before
     verifier.equal([("x", "y")])
@@ -73,7 +73,7 @@ def test_verdicts_are_remembered_whichever_way_round(verifier):
 
 
 def test_a_hanging_comparison_counts_as_unequal_and_the_others_go_on():
-    verifier = Verifier(timeout_s=2.0, num_workers=1)
+    verifier = Verifier(timeout_s=2.0, num_workers=1, memory_mb=2048)
     verifier.equal([("x", "y")])
     started = time.monotonic()
     pairs = [(HOSTILE + "+x", "x"), (r"\sqrt{8}", r"2\sqrt{2}"), (HOSTILE + "+y", "y")]
@@ -82,13 +82,13 @@ def test_a_hanging_comparison_counts_as_unequal_and_the_others_go_on():
     # One whole time-out, then a shorter one; the rest is new processes.
     assert time.monotonic() - started < 60.0
     assert verifier.equal(pairs) == [False, True, False]
-    assert verifier.statistics() == {"comparisons": 0.0, "timeouts": 0.0, "worker_deaths": 0.0}
+    assert set(verifier.statistics().values()) == {0.0}
     verifier.close()
 
 
 def test_a_dead_process_is_counted_and_replaced():
     before = _children()
-    verifier = Verifier(timeout_s=20.0, num_workers=1)
+    verifier = Verifier(timeout_s=20.0, num_workers=1, memory_mb=2048)
     verifier.equal([("x", "y")])
     (child,) = _children() - before
     os.kill(child, signal.SIGKILL)

@@ -31,6 +31,7 @@ def _judge(equivalence):
         min_share=0.0,
         verify_timeout_s=20.0,
         verify_workers=1,
+        verify_memory_mb=2048,
     )
 
 
