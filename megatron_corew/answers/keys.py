@@ -35,6 +35,7 @@ _LONGEST_DECIMAL = 10 ** _ROUNDED_DECIMALS[-1]
 # The smallest divisor that takes six decimals: 2 to the sixth.
 _ROUNDED_MIN_DIVISOR = 2 ** _ROUNDED_DECIMALS[0]
 _SHORT_WORD = 3
+_MAX_UNEQUAL_ELEMENTS = 32
 
 
 def canonical_key(answer: str) -> Key | None:
@@ -193,8 +194,11 @@ def _same_rows(a: Sequence[Sequence[Key]], b: Sequence[Sequence[Key]]) -> bool |
 
 
 def _same_elements(a: frozenset[Key], b: frozenset[Key]) -> bool | None:
-    left = (_any(decides(x, y) for y in b) for x in a)
-    right = (_any(decides(y, x) for x in a) for y in b)
+    # Long sets are compared by their keys alone: their elements would make too many pairs.
+    if len(a ^ b) > _MAX_UNEQUAL_ELEMENTS:
+        return False
+    left = (_any(decides(x, y) for y in b) for x in a - b)
+    right = (_any(decides(y, x) for x in a) for y in b - a)
     return _all([*left, *right])
 
 

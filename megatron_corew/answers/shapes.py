@@ -89,7 +89,14 @@ def decide_expression(expression: Key, other: Key) -> bool | None:
             interval = _interval(other)
             return False if interval is None else _same_union(own.intervals, (interval,))
         return None if own.sort == "inequality" else False
+    if own.sort in ("union", "inequality"):
+        # A set of values is finite; one of inequalities may be the same in other words.
+        return False if all(_is_value(element) for element in other.value) else None
     return None
+
+
+def _is_value(key: Key) -> bool:
+    return key.kind == "number" or (key.kind == "expression" and probe(key.text) is not None)
 
 
 def _decide_shapes(a: Shape, b: Shape) -> bool | None:

@@ -12,7 +12,9 @@ Rules:
     4. No signal is used in this process: it may be called from any thread.
 """
 
+import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -32,6 +34,8 @@ _FROZEN_S = 3.0
 _SHARE_OF_ONE = 0.2
 _CACHE_SIZE = 1 << 17
 _COUNTS = ("comparisons", "timeouts", "worker_deaths", "out_of_memory", "unreadable", "skipped")
+# Factorials, sums, large exponents, powers of powers, numbers of many digits.
+_HEAVY = re.compile(r"!|\\(?:sum|prod|int|lim|binom)|\^\{[^{}]*(?:[0-9]{3}|\^)|[0-9]{12}")
 
 Pair = tuple[str, str]
 
@@ -82,6 +86,9 @@ class Verifier:
                     known[key] = self._verdicts[key]
                 else:
                     new.setdefault(key, pair)
+        # Ordinary expressions first: the allowance is not spent on towers of powers before them.
+        for key in sorted(new, key=lambda key: (_is_heavy(*key), max(map(len, key)))):
+            new[key] = new.pop(key)
         if new:
             with ThreadPoolExecutor(min(self._num_workers, len(new))) as threads:
                 known |= zip(new, threads.map(self._compare, new.values()), strict=True)
@@ -153,6 +160,10 @@ class Verifier:
             self._counts[what] += 1
 
 
+def _is_heavy(*texts: str) -> bool:
+    return any(_HEAVY.search(text) for text in texts)
+
+
 class _Worker:
     """One math-verify process and the connection to it."""
 
@@ -163,6 +174,8 @@ class _Worker:
             [sys.executable, "-P", str(_WORKER), str(theirs.fileno()), str(memory_bytes)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            # Several arenas would reserve more address space than the work needs.
+            env=os.environ | {"MALLOC_ARENA_MAX": "1"},
         )
         theirs.close()
         try:
