@@ -91,6 +91,7 @@ def measure(
         verify_timeout_s=30.0,
         verify_workers=workers,
         verify_memory_mb=2048,
+        extractors=("boxed",),
     ) as judge:
         judge.correctness([["\\boxed{x<2}"]], ["x<1"])  # starts the process
         judge.statistics()

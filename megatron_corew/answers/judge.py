@@ -8,11 +8,12 @@ An answer that cannot be read is a value: it votes for nothing and gets reward 0
 own raises. Time-outs and deaths of math-verify are in ``statistics``.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from megatron_corew.answers.boxes import last_boxed
+from megatron_corew.answers.extract import Extractor, candidates
 from megatron_corew.answers.keys import canonical_key, decides
 from megatron_corew.answers.meaning import Key
 from megatron_corew.answers.official import official_answer, officially_equal
@@ -37,6 +38,7 @@ class AnswerJudge:
         verify_timeout_s: float,
         verify_workers: int,
         verify_memory_mb: int,
+        extractors: Sequence[Extractor],
     ) -> None:
         """Prepare a judge; cheap, no process starts before math-verify is needed.
 
@@ -47,6 +49,7 @@ class AnswerJudge:
             verify_timeout_s: seconds that slow math-verify comparisons may cost in all.
             verify_workers: math-verify processes.
             verify_memory_mb: memory that one of them may take.
+            extractors: where ``math`` looks for an answer, see ``extract``.
 
         Raises:
             ValueError: a setting out of its range.
@@ -64,6 +67,7 @@ class AnswerJudge:
         self._is_raw = equivalence == "raw"
         self._tie: TieRule = tie
         self._min_share = min_share
+        self._extractors = tuple(extractors)
         self._verifier = Verifier(
             timeout_s=verify_timeout_s, num_workers=verify_workers, memory_mb=verify_memory_mb
         )
@@ -78,16 +82,9 @@ class AnswerJudge:
             One vote per group.
         """
         answers = [[self._answer(text) for text in group] for group in groups]
-        if self._is_raw:
-            # A blank answer is shown but does not vote, as in the released code.
-            clusters: Sequence[Sequence[Hashable | None]] = [
-                [answer if _is_stated(answer) else None for answer in group] for group in answers
-            ]
-        else:
-            clusters = self._math_clusters(answers)
         return [
             vote(group, ids, tie=self._tie, min_share=self._min_share)
-            for group, ids in zip(answers, clusters, strict=True)
+            for group, ids in zip(answers, self._clusters(answers), strict=True)
         ]
 
     def agreement(
@@ -110,16 +107,11 @@ class AnswerJudge:
         """
         self._check_lengths(groups, labels, "labels")
         answers = [[self._answer(text) for text in group] for group in groups]
-        if self._is_raw:
-            return [
-                [float(_is_stated(label) and answer == label) for answer in group]
-                for group, label in zip(answers, labels, strict=True)
-            ]
         # The label comes first: it is the gold side of every comparison.
         joint = [[label, *group] for label, group in zip(labels, answers, strict=True)]
         return [
             [float(own is not None and own == label) for own in group]
-            for label, *group in self._math_clusters(joint)
+            for label, *group in self._clusters(joint)
         ]
 
     def correctness(
@@ -147,6 +139,70 @@ class AnswerJudge:
         answers = [[self._answer(text) for text in group] for group in groups]
         return self._math_correctness(answers, texts)
 
+    def support(self, groups: Sequence[Sequence[str]], votes: Sequence[Vote]) -> list[list[float]]:
+        """Measure how many voters stand behind the answer of each response.
+
+        Args:
+            groups: response texts, one list per prompt.
+            votes: one per group, from any vote.
+
+        Returns:
+            For every response the share, in [0, 1], of all voters with the same answer.
+
+        Raises:
+            ValueError: not one vote per group.
+        """
+        self._check_lengths(groups, votes, "votes")
+        answers = [[self._answer(text) for text in group] for group in groups]
+        joint = [[*vote.answers, *group] for vote, group in zip(votes, answers, strict=True)]
+        shares = []
+        for ids, vote_ in zip(self._clusters(joint), votes, strict=True):
+            voters, own = ids[: len(vote_.answers)], ids[len(vote_.answers) :]
+            counts = Counter(each for each in voters if each is not None)
+            shares.append([counts[each] / len(voters) if voters else 0.0 for each in own])
+        return shares
+
+    def same(self, answers: Sequence[str | None], others: Sequence[str | None]) -> list[float]:
+        """Compare plain answers, not responses, as votes do.
+
+        Args:
+            answers: such as labels; None equals nothing.
+            others: one per answer.
+
+        Returns:
+            1.0 or 0.0 for every pair.
+
+        Raises:
+            ValueError: not one other per answer.
+        """
+        self._check_lengths(answers, others, "others")
+        pairs = self._clusters([list(pair) for pair in zip(answers, others, strict=True)])
+        return [float(a is not None and a == b) for a, b in pairs]
+
+    def are_right(
+        self, answers: Sequence[str | None], truths: Sequence[str | int | None]
+    ) -> list[float]:
+        """Compare plain answers with the truth, as ``correctness`` compares responses.
+
+        Args:
+            answers: such as labels; None is not right.
+            truths: one per answer.
+
+        Returns:
+            1.0 or 0.0 for every answer.
+
+        Raises:
+            ValueError: not one truth per answer.
+        """
+        self._check_lengths(answers, truths, "truths")
+        texts = [None if truth is None else str(truth) for truth in truths]
+        if self._is_raw:
+            pairs = zip(answers, texts, strict=True)
+            return [
+                float(None not in (a, b) and officially_equal(str(a), str(b))) for a, b in pairs
+            ]
+        return [row[0] for row in self._math_correctness([[a] for a in answers], texts)]
+
     def statistics(self) -> dict[str, float]:
         """Return counts of math-verify since the last call.
 
@@ -173,8 +229,17 @@ class AnswerJudge:
     def _answer(self, text: str) -> str | None:
         if self._is_raw:
             return official_answer(text) or None
-        answer = last_boxed(text)
-        return answer if answer is not None and canonical_key(answer) is not None else None
+        found = candidates(text, self._extractors)
+        return next((answer for answer in found if canonical_key(answer) is not None), None)
+
+    def _clusters(
+        self, answers: Sequence[Sequence[str | None]]
+    ) -> Sequence[Sequence[Hashable | None]]:
+        """What each answer of each group stands for; equal values vote together."""
+        if self._is_raw:
+            # A blank answer is shown but does not vote, as in the released code.
+            return [[a if a is not None and a.strip() else None for a in row] for row in answers]
+        return self._math_clusters(answers)
 
     def _math_clusters(self, answers: Sequence[Sequence[str | None]]) -> list[list[Key | None]]:
         """What each answer of each group stands for: the representative of its component."""
@@ -234,10 +299,6 @@ class AnswerJudge:
 
 def _key(answer: str | None) -> Key | None:
     return None if answer is None else canonical_key(answer)
-
-
-def _is_stated(answer: str | None) -> bool:
-    return answer is not None and bool(answer.strip())
 
 
 def _is_officially_right(text: str, truth: str | None) -> bool:

@@ -80,6 +80,7 @@ def test_hostile_answers_cost_one_time_out_a_batch_and_no_memory(answers):
         verify_timeout_s=TIMEOUT_S,
         verify_workers=1,
         verify_memory_mb=2048,
+        extractors=("boxed",),
     )
     with judge:
         assert judge.correctness([[r"\boxed{2\sqrt{2}+y<0}"]], [r"y+\sqrt{8}<0"])

@@ -32,6 +32,7 @@ def _judge(equivalence):
         verify_timeout_s=20.0,
         verify_workers=1,
         verify_memory_mb=2048,
+        extractors=("boxed",),
     )
 
 
