@@ -299,9 +299,12 @@ def _balanced(text: str) -> bool:
 
 def _word(text: str, depth: int) -> Key | None:
     plain = _plain(text)
-    # Nor are the digits of 19_2 a number of that base; math-verify would drop the base.
-    if _APART.fullmatch(plain) or _DIGITS_WITH_BASE.fullmatch(_braced_base(plain)):
+    if _APART.fullmatch(plain):
         return Key("word", plain)
+    # Nor are the digits of 19_2 a number of that base; math-verify would drop the base.
+    based = latex.joined(latex.braced_tokens(plain))
+    if _DIGITS_WITH_BASE.fullmatch(based):
+        return Key("word", based)
     plain = plain.strip(" .,:;!?")
     letters = plain.replace(" ", "").replace("-", "").replace("'", "")
     if len(letters) < 2 or not letters.isalpha() or _DIFFERENCE.search(plain):
@@ -310,10 +313,6 @@ def _word(text: str, depth: int) -> Key | None:
     if len(words) > 1 and words[0] in ("the", "a", "an"):
         words = words[1:]
     return Key("word", " ".join(words))
-
-
-def _braced_base(text: str) -> str:
-    return latex.joined(latex.braced_tokens(text))
 
 
 def _expression(text: str) -> Key:

@@ -1,7 +1,7 @@
 """What a step's rollouts, votes and rewards look like in numbers.
 
-Shares are in [0, 1], entropies in nats. Comparisons with the ground truth appear only where the data
-have answers. Groups without a label count in ``label/unlabelled_share`` alone: rewards and the
+Shares are in [0, 1], entropies in nats. Comparisons with the ground truth appear only where the
+data have answers. Groups without a label count in ``label/unlabelled_share`` alone: rewards and the
 accuracy of labels are means over the others.
 """
 
