@@ -1,6 +1,6 @@
 r"""Time votes and rewards against pairwise math-verify on the same answers.
 
-    python benchmarks/votes.py --answers FOLDER --out votes.json
+    python benchmarks/votes.py --answers MATH --answers DAPO --out votes.json
 
 Both sides get groups of responses: right answers in several spellings, wrong ones, none. The rival
 votes by math-verify alone: it parses both responses of every pair of a group and verifies them, as
@@ -38,7 +38,8 @@ BUILT_IN = (
 
 def main(
     answers: Annotated[
-        Path | None, typer.Option(help="Parquet file or folder with true answers; none: built in")
+        list[Path] | None,
+        typer.Option(help="Parquet file or folder with true answers, repeatable; none: built in"),
     ] = None,
     count: Annotated[int, typer.Option(help="Responses in all")] = 2048,
     group: Annotated[int, typer.Option(help="Responses per question")] = 8,
@@ -49,7 +50,7 @@ def main(
 ) -> None:
     """Measure and compare."""
     result = measure(
-        read_answers(answers) if answers else list(BUILT_IN),
+        [answer for path in answers for answer in read_answers(path)] if answers else BUILT_IN,
         count=count,
         group=group,
         algebra=algebra,
@@ -187,7 +188,7 @@ def _respelled(answer: str, rng: random.Random) -> str:
         lambda: answer.replace("\\frac", "\\dfrac"),
         lambda: f" {answer} ",
         lambda: answer.replace("+", " + ").replace("-", " - ").replace("=", " = "),
-        lambda: answer.replace("(", "\\left(").replace(")", "\\right)"),
+        lambda: re.sub(r"(?<!\\left)\(([^()]*)(?<!\\right)\)", r"\\left(\1\\right)", answer),
         lambda: re.sub(r"\\frac\{(\d+)\}\{(\d+)\}$", r"\1/\2", answer),
         lambda: re.sub(r"^(\d+)$", r"\1.0", answer),
         lambda: re.sub(r"^\\frac\{\\sqrt\{(\d+)\}\}\{\1\}$", r"\\frac{1}{\\sqrt{\1}}", answer),
@@ -195,7 +196,8 @@ def _respelled(answer: str, rng: random.Random) -> str:
         lambda: re.sub(r"^(\d)\\sqrt\{(\d+)\}$", _under_the_root, answer),
         lambda: f"{sums[2]}+{sums[1]}" if sums else answer,
         lambda: f"x = {answer}" if re.fullmatch(r"-?\d+", answer) else answer,
-        lambda: f"{answer}." if answer[-1:].isdigit() else answer,
+        # math-verify does not read 5. as a number, so this one is rare.
+        lambda: f"{answer}." if answer[-1:].isdigit() and rng.random() < 0.1 else answer,
     ]
     return rng.choice(ways)()
 

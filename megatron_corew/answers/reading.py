@@ -40,7 +40,7 @@ _CHOICE = re.compile(r"(?:(?:option|choice|answer)\s*)?\(?([A-Z])\)?[.:]?", re.I
 _OPTION_TEXT = re.compile(r"(?:\(([A-Z])\)|([A-Z])[.):])\s*(?![-+*/^=,(_\s]).+", re.DOTALL)
 _NAME = re.compile(
     r"(?:\\text\{[^{}]*\}|\\?[A-Za-z]+)'?(?:_(?:\{\w*\}|\w))?\s*(?:\([a-z0-9](?:,\s*[a-z0-9])*\))?"
-    r"|\([a-z](?:,\s*[a-z])+\)"
+    r"|\(\s*[a-z](?:,\s*[a-z])+\s*\)"
 )
 # Names that are numbers: x = e is a value, x = y is an equation.
 _VALUES = frozenset(("e", "i", "\\pi", "\\infty", "\\emptyset"))

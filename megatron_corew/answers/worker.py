@@ -37,6 +37,10 @@ _MUST_BE_EQUAL = (
     ("x+2y-9=0", "2x+4y-18=0"),
     ("(-\\infty,1)\\cup(2,3)", "(2,3)\\cup(-\\infty,1)"),
     ("\\sin^{2}x", "1-\\cos^{2}x"),
+    ("2\\pi", "\\pi\\cdot2"),
+    ("4\\sqrt{5}", "\\sqrt{80}"),
+    ("2+3i", "3i+2"),
+    ("\\{1,\\sqrt{4}\\}", "\\{1,2\\}"),
     ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\\\sqrt{4}\\end{pmatrix}"),
     ("\\frac{1+\\sqrt{5}}{2}", "\\frac{\\sqrt{5}}{2}+\\frac{1}{2}"),
 )

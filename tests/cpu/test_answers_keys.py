@@ -51,7 +51,13 @@ SAME = [
     # structures
     [r"\pm 5", "5,-5", "-5, 5", r"\{5,-5\}", r"x=\pm 5", r"x=5 \text{ or } x=-5", "\u00b15"],
     [r"\{1,2\}", r"\{2, 1\}", "1,2", r"1 \text{ and } 2", "1; 2", r"\left\{1,2,2\right\}"],
-    [r"\left(\frac{3}{4},-1\right)", "(0.75, -1)", r"(3/4,-1)", r"(x,y)=(\frac34,-1)"],
+    [
+        r"\left(\frac{3}{4},-1\right)",
+        "(0.75, -1)",
+        r"(3/4,-1)",
+        r"(x,y)=(\frac34,-1)",
+        r"\left(x, y\right)=(0.75,-1)",
+    ],
     ["[1,2)", r"\left[1, 2\right)", "[1, 2.0)"],
     [
         r"\begin{pmatrix}1&-7/4\\3&4\end{pmatrix}",
