@@ -185,6 +185,9 @@ class ShapingConfig(Section):
     None: off. DAPO: 4,096 of 20,480."""
     overlong_penalty: Positive = 1.0
     """Full size of that penalty, subtracted from the reward. DAPO: 1."""
+    drop_equal_rewards: bool = False
+    """True: groups whose rewards are all equal leave the loss and its divisor, as in DAPO's dynamic
+    sampling; they are not replaced by other questions."""
 
 
 class LossConfig(Section):

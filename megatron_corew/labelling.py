@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron_corew.algo.scores import response_means
-from megatron_corew.algo.shaping import Shaping, shaped_rewards
+from megatron_corew.algo.shaping import Shaping, groups_with_signal, shaped_rewards
 from megatron_corew.methods import Method
 from megatron_corew.types import (
     Question,
@@ -184,4 +184,6 @@ def reward_matrix(
         lengths_PG=mask_RT.sum(dim=1).view(rewards_PG.shape),
         shaping=shaping,
     )
+    if shaping.drop_equal_rewards:
+        kept_P = kept_P & groups_with_signal(rewards_PG)
     return rewards_PG, kept_P

@@ -187,6 +187,7 @@ def _rewards(
         overlong_buffer_tokens=knobs.overlong_buffer_tokens,
         overlong_penalty=knobs.overlong_penalty,
         max_response_tokens=config.rollout.max_response_tokens,
+        drop_equal_rewards=knobs.drop_equal_rewards,
     )
     return reward_matrix(
         labels,

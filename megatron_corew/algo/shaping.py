@@ -18,6 +18,7 @@ class Shaping:
     overlong_buffer_tokens: int | None
     overlong_penalty: float
     max_response_tokens: int
+    drop_equal_rewards: bool
 
 
 def shaped_rewards(
@@ -44,6 +45,20 @@ def shaped_rewards(
         )
         rewards_PG = rewards_PG + shaping.overlong_penalty * punishment_PG
     return rewards_PG
+
+
+def groups_with_signal(rewards_PG: Tensor) -> Tensor:
+    """Find the groups that teach anything.
+
+    Args:
+        rewards_PG: [P, G] float32.
+
+    Returns:
+        [P] bool, False where all rewards of the group are equal.
+
+    Source: DAPO, arXiv:2503.14476, eq. 11 (the filter; questions are not drawn again here).
+    """
+    return (rewards_PG != rewards_PG[:, :1]).any(dim=1)
 
 
 def soft_overlong_punishment(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:

@@ -61,7 +61,11 @@ def group(view: str, *texts: str) -> RolloutGroup:
 
 
 OFF = Shaping(
-    format_reward=0.0, overlong_buffer_tokens=None, overlong_penalty=1.0, max_response_tokens=2
+    format_reward=0.0,
+    overlong_buffer_tokens=None,
+    overlong_penalty=1.0,
+    max_response_tokens=2,
+    drop_equal_rewards=False,
 )
 QUESTION = Question(id="q", prompts={}, answer="6")
 POLICY = {"original": ("4", "4", "5"), "rephrased": ("5", "5", "6")}
@@ -192,3 +196,15 @@ def test_shaping_reaches_the_rewards_with_answers_and_lengths():
     rewards_PG, _ = reward_matrix(labels, method, None, mask, unlabelled="drop", shaping=shaping)
     # Two tokens of two cost 1, one costs a half.
     assert rewards_PG.tolist() == [[0.5, -0.5]]
+
+
+@pytest.mark.parametrize(("drop", "kept"), [(False, [True, True]), (True, [False, True])])
+def test_groups_of_equal_rewards_leave_the_loss_by_choice(drop, kept):
+    method = METHODS["majority_vote"]
+    groups = [group("original", "4", "4"), group("original", "4", "5")]
+    questions = [QUESTION, QUESTION]
+    labels = label_views(RawJudge(), method, questions, groups, [], soft_votes=False)
+    shaping = replace(OFF, drop_equal_rewards=drop)
+    mask = torch.ones(4, 2, dtype=torch.bool)
+    _, kept_P = reward_matrix(labels, method, None, mask, unlabelled="drop", shaping=shaping)
+    assert kept_P.tolist() == kept

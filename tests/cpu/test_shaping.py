@@ -3,9 +3,20 @@
 import pytest
 import torch
 
-from megatron_corew.algo.shaping import Shaping, shaped_rewards, soft_overlong_punishment
+from megatron_corew.algo.shaping import (
+    Shaping,
+    groups_with_signal,
+    shaped_rewards,
+    soft_overlong_punishment,
+)
+from megatron_corew.config import Config
 
-OFF = {"format_reward": 0.0, "overlong_buffer_tokens": None, "overlong_penalty": 1.0}
+OFF = {
+    "format_reward": 0.0,
+    "overlong_buffer_tokens": None,
+    "overlong_penalty": 1.0,
+    "drop_equal_rewards": False,
+}
 REWARDS = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
 ANSWERED = torch.tensor([[True, True], [False, True]])
 LENGTHS = torch.tensor([[5, 8], [9, 10]])
@@ -39,7 +50,52 @@ def test_dapo_s_own_numbers():
     assert punishment.tolist() == [0.0, -0.5, -1.0, -1.0]
 
 
+def test_groups_of_equal_rewards_have_no_signal():
+    rewards = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.4]])
+    assert groups_with_signal(rewards).tolist() == [False, False, True, True]
+
+
 @pytest.mark.parametrize("buffer", [0, 11])
 def test_a_buffer_that_does_not_fit_is_refused_with_the_knob(buffer):
     with pytest.raises(ValueError, match=r"shaping\.overlong_buffer_tokens"):
         soft_overlong_punishment(LENGTHS, max_tokens=10, buffer_tokens=buffer)
+
+
+def _config(**sections):
+    base = {
+        "method": "majority_vote",
+        "run": {"name": "test", "steps": 1},
+        "model": {"path": "lab"},
+        "data": {"train": "lab"},
+        "rollout": {"max_response_tokens": 10},
+    }
+    return Config.model_validate(base | sections)
+
+
+def test_all_shaping_is_off_by_default():
+    assert _config().shaping.model_dump() == {
+        "soft_votes": False,
+        "format_reward": 0.0,
+        "overlong_buffer_tokens": None,
+        "overlong_penalty": 1.0,
+        "drop_equal_rewards": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("sections", "knob"),
+    [
+        ({"method": "ground_truth", "shaping": {"soft_votes": True}}, "shaping.soft_votes"),
+        ({"method": "entropy", "shaping": {"soft_votes": True}}, "shaping.soft_votes"),
+        ({"shaping": {"overlong_buffer_tokens": 11}}, "shaping.overlong_buffer_tokens"),
+        ({"answers": {"extractors": []}}, "answers.extractors"),
+        (
+            {"answers": {"equivalence": "raw", "extractors": ["boxed", "hashes"]}},
+            "answers.extractors",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_together_are_refused_with_the_knob(sections, knob):
+    with pytest.raises(ValueError) as caught:
+        _config(**sections)
+    assert knob in str(caught.value)
