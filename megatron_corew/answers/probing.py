@@ -10,21 +10,32 @@ base. Where two readings are possible, the one that makes more expressions equal
 differ by name and not by case, ``e`` and ``i`` are the constants, ``f(x)`` is a product.
 """
 
-import cmath
 import math
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from megatron_corew.answers.estimates import (
+    FUNCTIONS,
+    NoValueError,
+    Values,
+    each,
+    exact,
+    has_disputed_root,
+    logarithm,
+    negated,
+    over,
+    plus,
+    power,
+    square_root,
+    times,
+)
 from megatron_corew.answers.latex import braced_tokens
 
-_NUM_POINTS = 3
 _MAX_TOKENS = 300
 _MAX_DEPTH = 24
-_LARGEST = 1e200
-_EPS = 1e-15
 # Errors are estimated, not proven: ten times the estimate, and a billionth of the value, count
 # as equal. Decimals may be rounded (0.333333 is 1/3), which changes any value a little more.
 _SAFETY = 10.0
@@ -43,10 +54,6 @@ _SPELLED_OUT = re.compile(
     r"sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|max|min|gcd|lcm|mod|lim|det|inf|arc|arg|deg|floor"
     r"|ceil|choose|and|or"
 )
-
-
-class _NoValueError(Exception):
-    """The text has no value here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,7 @@ def probe(text: str) -> Probe | None:
     reader = _Reader(tokens)
     try:
         values = reader.sum(0)
-    except (_NoValueError, ArithmeticError, ValueError):
+    except (NoValueError, ArithmeticError, ValueError):
         return None
     if not reader.at_end:
         return None
@@ -126,95 +133,10 @@ def _has_spelled_name(tokens: Sequence[str]) -> bool:
     return _SPELLED_OUT.search(letters) is not None
 
 
-# A value at every point, each with its error.
-Values = tuple[tuple[complex, float], ...]
-
-
-def _exact(value: complex) -> Values:
-    return ((value, _EPS * abs(value)),) * _NUM_POINTS
-
-
 def _variable(name: str) -> Values:
     points = [zlib.crc32(f"{name.casefold()}/{at}".encode()) for at in range(2)]
     first, second = (0.3 + 1.4 * point / 2**32 for point in points)
     return tuple((complex(value), 0.0) for value in (first, second, (first + second) / 2))
-
-
-def _checked(value: complex, error: float) -> tuple[complex, float]:
-    size = abs(value)
-    # Comparisons with NaN are false.
-    if not size < _LARGEST or not error < _LARGEST or (size and size < 1 / _LARGEST):
-        raise _NoValueError
-    return value, error + _EPS * size
-
-
-def _each(function: Callable[..., tuple[complex, float]], *arguments: Values) -> Values:
-    return tuple(_checked(*function(*at)) for at in zip(*arguments, strict=True))
-
-
-Point = tuple[complex, float]
-
-
-def _plus(a: Point, b: Point) -> Point:
-    return a[0] + b[0], a[1] + b[1]
-
-
-def _times(a: Point, b: Point) -> Point:
-    return a[0] * b[0], abs(a[0]) * b[1] + abs(b[0]) * a[1] + a[1] * b[1]
-
-
-def _over(a: Point, b: Point) -> Point:
-    if abs(b[0]) <= 1e3 * b[1] or b[0] == 0:
-        raise _NoValueError
-    value = a[0] / b[0]
-    return value, 2 * (a[1] + abs(value) * b[1]) / abs(b[0])
-
-
-def _power(a: Point, b: Point) -> Point:
-    whole = b[0].imag == 0 and b[0].real.is_integer()
-    if a[0] == 0 or abs(a[0]) <= 1e3 * a[1]:
-        if a == (0, 0.0) and whole and b[0].real > 0:
-            return 0j, 0.0
-        raise _NoValueError
-    if abs(b[0]) * abs(cmath.log(a[0])) > 400:
-        raise _NoValueError
-    value = a[0] ** int(b[0].real) if whole and abs(b[0]) < 1000 else a[0] ** b[0]
-    logarithm = abs(cmath.log(a[0]))
-    relative = abs(b[0]) * a[1] / abs(a[0]) + logarithm * b[1] + _EPS * (1 + abs(b[0]) * logarithm)
-    return value, 2 * abs(value) * relative
-
-
-def _has_disputed_root(a: Point, exponent: Point) -> bool:
-    """Whether some take the real root, others the principal one."""
-    return a[0].imag == 0 and a[0].real < 0 and not exponent[0].real.is_integer()
-
-
-def _logarithm(a: Point) -> Point:
-    if a[0].imag != 0 or a[0].real <= 1e3 * a[1]:
-        raise _NoValueError
-    return cmath.log(a[0]), 2 * a[1] / abs(a[0])
-
-
-def _smooth(
-    function: Callable[[complex], complex], slope: Callable[[complex], float]
-) -> Callable[[Point], Point]:
-    def at(a: Point) -> Point:
-        value = function(a[0])
-        return value, 2 * slope(value) * a[1] + _EPS * slope(value) * abs(a[0])
-
-    return at
-
-
-_FUNCTIONS: dict[str, Callable[[Point], Point]] = {
-    "\\ln": _logarithm,
-    "\\exp": _smooth(cmath.exp, abs),
-    "\\sin": _smooth(cmath.sin, lambda value: 1 + abs(value)),
-    "\\cos": _smooth(cmath.cos, lambda value: 1 + abs(value)),
-    "\\tan": _smooth(cmath.tan, lambda value: 1 + abs(value) ** 2),
-    "\\cot": _smooth(lambda a: 1 / cmath.tan(a), lambda value: 1 + abs(value) ** 2),
-    "\\sec": _smooth(lambda a: 1 / cmath.cos(a), lambda value: 1 + abs(value) ** 2),
-    "\\csc": _smooth(lambda a: 1 / cmath.sin(a), lambda value: 1 + abs(value) ** 2),
-}
 
 
 class _Reader:
@@ -241,12 +163,12 @@ class _Reader:
 
     def sum(self, depth: int) -> Values:
         if depth > _MAX_DEPTH:
-            raise _NoValueError
+            raise NoValueError
         total = self._product(depth)
         while self._peek() in ("+", "-"):
             negative = self._take("-") or not self._take("+")
             term = self._product(depth)
-            total = _each(_plus, total, _negated(term) if negative else term)
+            total = each(plus, total, negated(term) if negative else term)
         return total
 
     def _product(self, depth: int) -> Values:
@@ -256,45 +178,45 @@ class _Reader:
         total, divided = self._factor(depth), False
         while True:
             if self._take("/", "\\div"):
-                total, divided = _each(_over, total, self._signed_factor(depth)), True
+                total, divided = each(over, total, self._signed_factor(depth)), True
             elif self._take("*", "\\times", "\\cdot"):
-                total = _each(_times, total, self._signed_factor(depth))
+                total = each(times, total, self._signed_factor(depth))
             elif self._starts_factor():
                 if divided or self._is_digit():
                     # 1/2x, and 2 3: readers differ.
-                    raise _NoValueError
-                total = _each(_times, total, self._factor(depth))
+                    raise NoValueError
+                total = each(times, total, self._factor(depth))
             else:
-                return _negated(total) if negative else total
+                return negated(total) if negative else total
 
     def _signed_factor(self, depth: int) -> Values:
         negative = self._take("-")
         factor = self._factor(depth)
-        return _negated(factor) if negative else factor
+        return negated(factor) if negative else factor
 
     def _is_digit(self) -> bool:
         return self._peek().isascii() and self._peek().isdigit()
 
     def _starts_factor(self) -> bool:
         token = self._peek()
-        named = token in _GREEK or token in _CONSTANTS or token in _FUNCTIONS
+        named = token in _GREEK or token in _CONSTANTS or token in FUNCTIONS
         opens = token in ("(", "{", "[", "\\frac", "\\sqrt", "\\binom", "\\log", ".")
         letter = len(token) == 1 and token.isascii() and token.isalnum()
         return named or opens or letter
 
     def _factor(self, depth: int) -> Values:
-        if self._peek() in _FUNCTIONS or self._peek() == "\\log":
+        if self._peek() in FUNCTIONS or self._peek() == "\\log":
             return self._function(depth)
         value = self._atom(depth)
         if self._take_degrees():
-            value = _each(_times, value, _exact(complex(math.pi / 180)))
+            value = each(times, value, exact(complex(math.pi / 180)))
         elif self._take("^"):
             exponent = self._group("{", "}", depth)
-            if len(set(exponent)) == 1 and any(_has_disputed_root(a, exponent[0]) for a in value):
-                raise _NoValueError
-            value = _each(_power, value, exponent)
+            if len(set(exponent)) == 1 and any(has_disputed_root(a, exponent[0]) for a in value):
+                raise NoValueError
+            value = each(power, value, exponent)
         if self._peek() in ("^", "_", "!", "'"):
-            raise _NoValueError
+            raise NoValueError
         return value
 
     def _take_degrees(self) -> bool:
@@ -306,10 +228,10 @@ class _Reader:
 
     def _group(self, left: str, right: str, depth: int) -> Values:
         if not self._take(left):
-            raise _NoValueError
+            raise NoValueError
         value = self.sum(depth + 1)
         if not self._take(right):
-            raise _NoValueError
+            raise NoValueError
         return value
 
     def _function(self, depth: int) -> Values:
@@ -318,36 +240,36 @@ class _Reader:
         base = exponent = None
         if name == "\\log":
             if not self._take("_"):
-                raise _NoValueError
+                raise NoValueError
             base = self._group("{", "}", depth)
         if self._take("^"):
             exponent = self._group("{", "}", depth)
             if any(value.real <= 0 for value, _ in exponent):
                 # sin^{-1} may be the arc sine.
-                raise _NoValueError
+                raise NoValueError
         argument = self._argument(depth)
-        value = _each(_FUNCTIONS["\\ln" if base else name], argument)
+        value = each(FUNCTIONS["\\ln" if base else name], argument)
         if base:
-            value = _each(_over, value, _each(_logarithm, base))
-        return _each(_power, value, exponent) if exponent else value
+            value = each(over, value, each(logarithm, base))
+        return each(power, value, exponent) if exponent else value
 
     def _argument(self, depth: int) -> Values:
         for left, right in (("(", ")"), ("{", "}"), ("[", "]")):
             if self._peek() == left:
                 argument = self._group(left, right, depth)
                 if self._peek() == "^":
-                    raise _NoValueError
+                    raise NoValueError
                 return argument
         argument = self._atom(depth)
         if self._take_degrees():
-            argument = _each(_times, argument, _exact(complex(math.pi / 180)))
+            argument = each(times, argument, exact(complex(math.pi / 180)))
         elif self._is_one_of_letters():
-            argument = _each(_times, argument, self._atom(depth))
+            argument = each(times, argument, self._atom(depth))
         # sin 3x y and sin x^2 are read in several ways; sin x cos x is not.
         if self._peek() in ("^", "!", "'", "/") or (
-            self._starts_factor() and self._peek() not in _FUNCTIONS
+            self._starts_factor() and self._peek() not in FUNCTIONS
         ):
-            raise _NoValueError
+            raise NoValueError
         return argument
 
     def _is_one_of_letters(self) -> bool:
@@ -360,14 +282,14 @@ class _Reader:
             if token == left:
                 return self._group(left, right, depth)
         if self._take("\\frac"):
-            return _each(_over, self._group("{", "}", depth), self._group("{", "}", depth))
+            return each(over, self._group("{", "}", depth), self._group("{", "}", depth))
         if self._take("\\binom"):
             return self._binomial(depth)
         if self._take("\\sqrt"):
             return self._root(depth)
         if token in _CONSTANTS:
             self._place += 1
-            return _exact(_CONSTANTS[token])
+            return exact(_CONSTANTS[token])
         if token in _GREEK or (len(token) == 1 and token.isascii() and token.isalpha()):
             self._place += 1
             self.has_variables = True
@@ -375,37 +297,37 @@ class _Reader:
         return self._number()
 
     def _root(self, depth: int) -> Values:
-        degree = self._group("[", "]", depth) if self._peek() == "[" else _exact(2)
+        degree = self._group("[", "]", depth) if self._peek() == "[" else exact(2)
         radicand = self._group("{", "}", depth)
         if any(value == 0 for value, _ in radicand):
-            raise _NoValueError
-        if degree == _exact(2):
+            raise NoValueError
+        if degree == exact(2):
             # The principal root of a negative number is not disputed.
-            return _each(lambda a: (cmath.sqrt(a[0]), a[1] / abs(cmath.sqrt(a[0]))), radicand)
-        exponent = _each(_over, _exact(1), degree)
-        if any(_has_disputed_root(a, exponent[0]) for a in radicand):
-            raise _NoValueError
-        return _each(_power, radicand, exponent)
+            return each(square_root, radicand)
+        exponent = each(over, exact(1), degree)
+        if any(has_disputed_root(a, exponent[0]) for a in radicand):
+            raise NoValueError
+        return each(power, radicand, exponent)
 
     def _binomial(self, depth: int) -> Values:
         (n, _), *_ = self._group("{", "}", depth)
         (k, _), *_ = self._group("{", "}", depth)
         whole = all(v.imag == 0 and v.real.is_integer() and 0 <= v.real <= 400 for v in (n, k))
         if not whole:
-            raise _NoValueError
-        return _exact(complex(math.comb(int(n.real), int(k.real))))
+            raise NoValueError
+        return exact(complex(math.comb(int(n.real), int(k.real))))
 
     def _subscript(self) -> str:
         if not self._take("_"):
             return ""
         if not self._take("{"):
-            raise _NoValueError
+            raise NoValueError
         name = ""
         while not self.at_end and self._peek().isalnum():
             name += self._peek()
             self._place += 1
         if not name or not self._take("}"):
-            raise _NoValueError
+            raise NoValueError
         return f"_{name}"
 
     def _number(self) -> Values:
@@ -414,17 +336,13 @@ class _Reader:
             self._place += 1
         text = "".join(self._tokens[start : self._place])
         if not _NUMBER.fullmatch(text):
-            raise _NoValueError
+            raise NoValueError
         if self._peek() == "\\frac" and self._is_plain_fraction():
             # 3\frac12 is a mixed number to some.
-            raise _NoValueError
+            raise NoValueError
         self.has_decimals |= "." in text
-        return _exact(complex(float(text)))
+        return exact(complex(float(text)))
 
     def _is_plain_fraction(self) -> bool:
         rest = "".join(self._tokens[self._place : self._place + 40])
         return re.match(r"\\frac\{[0-9.]+\}\{[0-9.]+\}", rest) is not None
-
-
-def _negated(values: Values) -> Values:
-    return tuple((-value, error) for value, error in values)
