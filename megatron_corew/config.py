@@ -142,6 +142,12 @@ class AnswersConfig(Section):
 
     equivalence: Literal["math", "raw"] = "math"
     """``math``: canonical keys and math-verify. ``raw``: equal strings, as the official code."""
+    extractors: Annotated[
+        tuple[Literal["boxed", "hashes", "phrase", "choice", "last_number"], ...],
+        Field(min_length=1),
+    ] = ("boxed",)
+    """Where an answer is looked for, in this order, until one is found: the last complete box, the
+    line behind ####, "answer is ...", a choice letter, the last number. A matter of the data."""
     tie: Literal["abstain", "first", "shortest"] = "abstain"
     """Label of a tied vote: none, the answer seen first (official), or the shortest key."""
     min_share: Share = 0.0
@@ -149,9 +155,40 @@ class AnswersConfig(Section):
     unlabelled: Literal["drop", "keep"] = "drop"
     """Groups without a label: out of the loss, or in it with advantage 0 (official: KL acts)."""
     verify_timeout_s: Positive = 5.0
-    """Seconds one math-verify comparison may take before its process is killed."""
+    """Seconds that slow math-verify comparisons may cost a step in all; a single one is ended
+    after a fifth. What is ended or no longer made counts as unequal, and is counted."""
     verify_workers: Count = 1
     """Processes for math-verify."""
+    verify_memory_mb: Annotated[int, Field(ge=512)] = 2048
+    """Address space of a math-verify process, in MB."""
+
+    @model_validator(mode="after")
+    def official_answers_stand_in_boxes(self) -> Self:
+        """The released code knows boxes only."""
+        if self.equivalence == "raw" and self.extractors != ("boxed",):
+            raise ValueError(
+                f"answers.extractors: need [boxed] with answers.equivalence=raw, got "
+                f"{list(self.extractors)}. Set answers.equivalence=math."
+            )
+        return self
+
+
+class ShapingConfig(Section):
+    """What is added to the reward of 1 or 0; all off. The paper and its code add nothing."""
+
+    soft_votes: bool = False
+    """True: the reward is the share of the labelling votes that gave the same answer, instead of 1
+    for the label only. Groups without a label stay without reward."""
+    format_reward: NotNegative = 0.0
+    """Reward for stating any answer where answers.extractors look for it; 0: off."""
+    overlong_buffer_tokens: Count | None = None
+    """Tokens before rollout.max_response_tokens in which a penalty grows from 0 to its full size;
+    None: off. DAPO: 4,096 of 20,480."""
+    overlong_penalty: Positive = 1.0
+    """Full size of that penalty, subtracted from the reward. DAPO: 1."""
+    drop_equal_rewards: bool = False
+    """True: groups whose rewards are all equal leave the loss and its divisor, as in DAPO's dynamic
+    sampling; they are not replaced by other questions."""
 
 
 class LossConfig(Section):
@@ -358,6 +395,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     servers: ServersConfig = ServersConfig()
     answers: AnswersConfig = AnswersConfig()
+    shaping: ShapingConfig = ShapingConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     teacher: TeacherConfig = TeacherConfig()
@@ -403,6 +441,27 @@ class Config(Section):
             raise ValueError(
                 f"data.answer_column: method {self.method} needs true answers, got none. "
                 "Set data.answer_column."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def soft_votes_need_votes(self) -> Self:
+        """A share of votes exists only where votes make the label."""
+        if self.shaping.soft_votes and self.preset.labeller not in ("policy", "teacher"):
+            raise ValueError(
+                f"shaping.soft_votes: method {self.method} is not labelled by votes. Set "
+                "shaping.soft_votes=false."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def overlong_buffer_fits(self) -> Self:
+        """The penalty starts within the response."""
+        buffer, longest = self.shaping.overlong_buffer_tokens, self.rollout.max_response_tokens
+        if buffer is not None and buffer > longest:
+            raise ValueError(
+                f"shaping.overlong_buffer_tokens: need at most rollout.max_response_tokens "
+                f"({longest}), got {buffer}."
             )
         return self
 

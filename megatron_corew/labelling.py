@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron_corew.algo.scores import response_means
+from megatron_corew.algo.shaping import Shaping, groups_with_signal, shaped_rewards
 from megatron_corew.methods import Method
 from megatron_corew.types import (
     Question,
@@ -31,6 +32,16 @@ class Judge(Protocol):
         self, groups: Sequence[Sequence[str]], truths: Sequence[str | None]
     ) -> list[list[float]]: ...
 
+    def support(
+        self, groups: Sequence[Sequence[str]], votes: Sequence[Vote]
+    ) -> list[list[float]]: ...
+
+    def same(self, answers: Sequence[str | None], others: Sequence[str | None]) -> list[float]: ...
+
+    def are_right(
+        self, answers: Sequence[str | None], truths: Sequence[str | None]
+    ) -> list[float]: ...
+
 
 def label_views(
     judge: Judge,
@@ -38,6 +49,8 @@ def label_views(
     questions: Sequence[Question],
     groups: Sequence[RolloutGroup],
     teacher_groups: Sequence[RolloutGroup],
+    *,
+    soft_votes: bool,
 ) -> dict[View, ViewLabels]:
     """Vote, label and reward every trained view.
 
@@ -47,6 +60,7 @@ def label_views(
         questions: of this step.
         groups: the policy's rollouts, ordered by (view, question).
         teacher_groups: the teacher's, in the same order; empty when the teacher does not label.
+        soft_votes: reward the share of the votes behind an answer, not the label alone.
 
     Source: Co-rewarding, arXiv:2508.00410, eq. 6 to 8 (I), 9 to 11 (II); crossed teacher for III.
     """
@@ -54,7 +68,7 @@ def label_views(
     own = {view: judge.votes([g.texts for g in part]) for view, part in asked.items()}
     taught = {view: judge.votes([g.texts for g in part]) for view, part in answered.items()}
     return {
-        view: _label_view(judge, method, questions, part, own, taught, view)
+        view: _label_view(judge, method, questions, part, own, taught, view, soft_votes)
         for view, part in asked.items()
     }
 
@@ -81,6 +95,7 @@ def _label_view(
     own: Mapping[View, list[Vote]],
     taught: Mapping[View, list[Vote]],
     view: View,
+    soft_votes: bool,
 ) -> ViewLabels:
     texts = [group.texts for group in groups]
     truths = [question.answer for question in questions]
@@ -91,22 +106,31 @@ def _label_view(
     if method.labeller == "ground_truth":
         labels, rewards = truths, correct or judge.correctness(texts, truths)
     elif method.needs_labels:
-        votes = taught if method.labeller == "teacher" else own
-        labels = [vote.label for vote in votes[label_source(method, view)]]
+        votes = (taught if method.labeller == "teacher" else own)[label_source(method, view)]
+        labels = [vote.label for vote in votes]
         rewards = judge.agreement(texts, labels)
-    label_correct = None
-    if known and labels is not None:
-        # In a box, a label is read like a response.
-        boxed = [["" if label is None else f"\\boxed{{{label}}}"] for label in labels]
-        label_correct = tuple(row[0] for row in judge.correctness(boxed, truths))
+        if soft_votes:
+            rewards = _soft(judge.support(texts, votes), labels)
+    elected = [vote.label for vote in own[view]]
+    teacher_elected = [vote.label for vote in taught[view]] if view in taught else None
     return ViewLabels(
         votes=tuple(own[view]),
         teacher_votes=tuple(taught[view]) if view in taught else None,
         labels=None if labels is None else tuple(labels),
         rewards=None if rewards is None else _frozen(rewards),
         correct=None if correct is None else _frozen(correct),
-        label_correct=label_correct,
+        label_correct=tuple(judge.are_right(labels, truths)) if known and labels else None,
+        vote_correct=tuple(judge.are_right(elected, truths)) if known else None,
+        teacher_agrees=tuple(judge.same(elected, teacher_elected)) if teacher_elected else None,
     )
+
+
+def _soft(shares: list[list[float]], labels: Sequence[str | None]) -> list[list[float]]:
+    """Shares as rewards; none in a group without a label."""
+    return [
+        row if label is not None else [0.0] * len(row)
+        for row, label in zip(shares, labels, strict=True)
+    ]
 
 
 def _frozen(rows: Iterable[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
@@ -120,6 +144,7 @@ def reward_matrix(
     mask_RT: Tensor,
     *,
     unlabelled: str,
+    shaping: Shaping,
 ) -> tuple[Tensor, Tensor]:
     """The rewards of a step and which groups are trained.
 
@@ -129,7 +154,8 @@ def reward_matrix(
         scores: that forward pass; needed for self_certainty and entropy only.
         mask_RT: [R, T] bool, the response tokens.
         unlabelled: ``drop`` takes groups without a label out of the loss; ``keep`` leaves them
-            in with equal rewards, hence advantage 0.
+            in with equal rewards, hence advantage 0 (but for what shaping adds).
+        shaping: what is added to the rewards.
 
     Returns:
         rewards_PG: [P, G] float32, P prompts over all views.
@@ -150,4 +176,14 @@ def reward_matrix(
         kept_P = torch.tensor(
             [label is not None for view in labels.values() for label in view.labels or ()]
         )
-    return rewards_R.view(groups, -1), kept_P
+    rewards_PG = rewards_R.view(groups, -1)
+    answered = [a is not None for view in labels.values() for v in view.votes for a in v.answers]
+    rewards_PG = shaped_rewards(
+        rewards_PG,
+        answered_PG=torch.tensor(answered).view(rewards_PG.shape),
+        lengths_PG=mask_RT.sum(dim=1).view(rewards_PG.shape),
+        shaping=shaping,
+    )
+    if shaping.drop_equal_rewards:
+        kept_P = kept_P & groups_with_signal(rewards_PG)
+    return rewards_PG, kept_P

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatron_corew.algo.advantages import group_advantages
 from megatron_corew.algo.schedules import ema_weight, learning_rate
+from megatron_corew.algo.shaping import Shaping
 from megatron_corew.algo.updates import make_updates
 from megatron_corew.config import Config
 from megatron_corew.data.batching import collate
@@ -147,9 +148,7 @@ def train(
         if loss.updates_per_step > 1 or not method.needs_labels:
             with observer.phase("policy_forward"):
                 scores = policy.score(batch)
-        rewards_PG, kept_P = reward_matrix(
-            labels, method, scores, batch.mask_RT, unlabelled=config.answers.unlabelled
-        )
+        rewards_PG, kept_P = _rewards(config, labels, scores, batch.mask_RT)
         advantages_PG = group_advantages(rewards_PG, divide_by_std=loss.divide_by_std)
 
         # 4. The optimizer steps, and the sampler gets the new weights.
@@ -173,6 +172,31 @@ def train(
             labels=labels,
             rewards_PG=rewards_PG,
         )
+
+
+def _rewards(
+    config: Config,
+    labels: Mapping[View, ViewLabels],
+    scores: TokenScores | None,
+    mask_RT: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The rewards of a step and which groups are trained, under the run's settings."""
+    knobs = config.shaping
+    shaping = Shaping(
+        format_reward=knobs.format_reward,
+        overlong_buffer_tokens=knobs.overlong_buffer_tokens,
+        overlong_penalty=knobs.overlong_penalty,
+        max_response_tokens=config.rollout.max_response_tokens,
+        drop_equal_rewards=knobs.drop_equal_rewards,
+    )
+    return reward_matrix(
+        labels,
+        config.preset,
+        scores,
+        mask_RT,
+        unlabelled=config.answers.unlabelled,
+        shaping=shaping,
+    )
 
 
 def _updates(

@@ -92,8 +92,10 @@ def _label_on_driver(
     groups: list[RolloutGroup],
     teacher_groups: list[RolloutGroup],
 ) -> dict[View, ViewLabels]:
-    method = config.preset
-    return on_driver(lambda: label_views(judge, method, questions, groups, teacher_groups))
+    method, soft_votes = config.preset, config.shaping.soft_votes
+    return on_driver(
+        lambda: label_views(judge, method, questions, groups, teacher_groups, soft_votes=soft_votes)
+    )
 
 
 def _judge(config: Config) -> AnswerJudge:
@@ -104,6 +106,8 @@ def _judge(config: Config) -> AnswerJudge:
         min_share=knobs.min_share,
         verify_timeout_s=knobs.verify_timeout_s,
         verify_workers=knobs.verify_workers,
+        verify_memory_mb=knobs.verify_memory_mb,
+        extractors=knobs.extractors,
     )
 
 

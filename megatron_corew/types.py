@@ -104,6 +104,10 @@ class ViewLabels:
     """Per question and sample: 1.0 where the response has the true answer."""
     label_correct: tuple[float, ...] | None
     """Per question: 1.0 where the label is the true answer."""
+    vote_correct: tuple[float, ...] | None = None
+    """Per question: 1.0 where the policy's own vote is the true answer."""
+    teacher_agrees: tuple[float, ...] | None = None
+    """Per question: 1.0 where policy and teacher elect the same answer; None: no teacher's vote."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

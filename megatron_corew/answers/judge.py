@@ -8,19 +8,22 @@ An answer that cannot be read is a value: it votes for nothing and gets reward 0
 own raises. Time-outs and deaths of math-verify are in ``statistics``.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from megatron_corew.answers.boxes import last_boxed
+from megatron_corew.answers.extract import Extractor, candidates
 from megatron_corew.answers.keys import canonical_key, decides
 from megatron_corew.answers.meaning import Key
 from megatron_corew.answers.official import official_answer, officially_equal
 from megatron_corew.answers.verifier import Verifier
-from megatron_corew.answers.voting import TieRule, components, vote
+from megatron_corew.answers.voting import Components, TieRule, vote
 from megatron_corew.types import Vote
 
 Pair = tuple[Key, Key]
+# Kinds that may be math-verify's to compare; the others are decided by their keys.
+_ASKED = frozenset(("expression", "set", "sequence", "matrix", "named"))
 
 
 class AnswerJudge:
@@ -34,6 +37,8 @@ class AnswerJudge:
         min_share: float,
         verify_timeout_s: float,
         verify_workers: int,
+        verify_memory_mb: int,
+        extractors: Sequence[Extractor],
     ) -> None:
         """Prepare a judge; cheap, no process starts before math-verify is needed.
 
@@ -41,8 +46,10 @@ class AnswerJudge:
             equivalence: ``math`` or ``raw``, see the module.
             tie: label of a tied vote, see ``voting.vote``.
             min_share: smallest share of a group's responses that makes a label.
-            verify_timeout_s: seconds one math-verify comparison may take.
+            verify_timeout_s: seconds that slow math-verify comparisons may cost in all.
             verify_workers: math-verify processes.
+            verify_memory_mb: memory that one of them may take.
+            extractors: where ``math`` looks for an answer, see ``extract``.
 
         Raises:
             ValueError: a setting out of its range.
@@ -51,16 +58,19 @@ class AnswerJudge:
             raise ValueError(
                 f"AnswerJudge: need math or raw, got {equivalence!r}. Set answers.equivalence."
             )
-        if verify_timeout_s <= 0 or verify_workers < 1:
+        if verify_timeout_s <= 0 or verify_workers < 1 or verify_memory_mb < 1:
             raise ValueError(
-                "AnswerJudge: need a time-out above 0 and at least 1 worker, got "
-                f"{verify_timeout_s} and {verify_workers}. Set answers.verify_timeout_s and "
-                "answers.verify_workers."
+                "AnswerJudge: need a time-out and memory above 0 and at least 1 worker, got "
+                f"{verify_timeout_s}, {verify_memory_mb} and {verify_workers}. Set "
+                "answers.verify_timeout_s, answers.verify_memory_mb and answers.verify_workers."
             )
         self._is_raw = equivalence == "raw"
         self._tie: TieRule = tie
         self._min_share = min_share
-        self._verifier = Verifier(timeout_s=verify_timeout_s, num_workers=verify_workers)
+        self._extractors = tuple(extractors)
+        self._verifier = Verifier(
+            timeout_s=verify_timeout_s, num_workers=verify_workers, memory_mb=verify_memory_mb
+        )
 
     def votes(self, groups: Sequence[Sequence[str]]) -> list[Vote]:
         """Let every group of responses elect a label.
@@ -72,16 +82,9 @@ class AnswerJudge:
             One vote per group.
         """
         answers = [[self._answer(text) for text in group] for group in groups]
-        if self._is_raw:
-            # A blank answer is shown but does not vote, as in the released code.
-            clusters: list[list[object]] = [
-                [answer if _is_stated(answer) else None for answer in group] for group in answers
-            ]
-        else:
-            clusters = self._math_clusters(answers)
         return [
             vote(group, ids, tie=self._tie, min_share=self._min_share)
-            for group, ids in zip(answers, clusters, strict=True)
+            for group, ids in zip(answers, self._clusters(answers), strict=True)
         ]
 
     def agreement(
@@ -104,16 +107,11 @@ class AnswerJudge:
         """
         self._check_lengths(groups, labels, "labels")
         answers = [[self._answer(text) for text in group] for group in groups]
-        if self._is_raw:
-            return [
-                [float(_is_stated(label) and answer == label) for answer in group]
-                for group, label in zip(answers, labels, strict=True)
-            ]
         # The label comes first: it is the gold side of every comparison.
         joint = [[label, *group] for label, group in zip(labels, answers, strict=True)]
         return [
             [float(own is not None and own == label) for own in group]
-            for label, *group in self._math_clusters(joint)
+            for label, *group in self._clusters(joint)
         ]
 
     def correctness(
@@ -141,6 +139,70 @@ class AnswerJudge:
         answers = [[self._answer(text) for text in group] for group in groups]
         return self._math_correctness(answers, texts)
 
+    def support(self, groups: Sequence[Sequence[str]], votes: Sequence[Vote]) -> list[list[float]]:
+        """Measure how many voters stand behind the answer of each response.
+
+        Args:
+            groups: response texts, one list per prompt.
+            votes: one per group, from any vote.
+
+        Returns:
+            For every response the share, in [0, 1], of all voters with the same answer.
+
+        Raises:
+            ValueError: not one vote per group.
+        """
+        self._check_lengths(groups, votes, "votes")
+        answers = [[self._answer(text) for text in group] for group in groups]
+        joint = [[*vote.answers, *group] for vote, group in zip(votes, answers, strict=True)]
+        shares = []
+        for ids, vote_ in zip(self._clusters(joint), votes, strict=True):
+            voters, own = ids[: len(vote_.answers)], ids[len(vote_.answers) :]
+            counts = Counter(each for each in voters if each is not None)
+            shares.append([counts[each] / len(voters) if voters else 0.0 for each in own])
+        return shares
+
+    def same(self, answers: Sequence[str | None], others: Sequence[str | None]) -> list[float]:
+        """Compare plain answers, not responses, as votes do.
+
+        Args:
+            answers: such as labels; None equals nothing.
+            others: one per answer.
+
+        Returns:
+            1.0 or 0.0 for every pair.
+
+        Raises:
+            ValueError: not one other per answer.
+        """
+        self._check_lengths(answers, others, "others")
+        pairs = self._clusters([list(pair) for pair in zip(answers, others, strict=True)])
+        return [float(a is not None and a == b) for a, b in pairs]
+
+    def are_right(
+        self, answers: Sequence[str | None], truths: Sequence[str | int | None]
+    ) -> list[float]:
+        """Compare plain answers with the truth, as ``correctness`` compares responses.
+
+        Args:
+            answers: such as labels; None is not right.
+            truths: one per answer.
+
+        Returns:
+            1.0 or 0.0 for every answer.
+
+        Raises:
+            ValueError: not one truth per answer.
+        """
+        self._check_lengths(answers, truths, "truths")
+        texts = [None if truth is None else str(truth) for truth in truths]
+        if self._is_raw:
+            pairs = zip(answers, texts, strict=True)
+            return [
+                float(None not in (a, b) and officially_equal(str(a), str(b))) for a, b in pairs
+            ]
+        return [row[0] for row in self._math_correctness([[a] for a in answers], texts)]
+
     def statistics(self) -> dict[str, float]:
         """Return counts of math-verify since the last call.
 
@@ -167,26 +229,38 @@ class AnswerJudge:
     def _answer(self, text: str) -> str | None:
         if self._is_raw:
             return official_answer(text) or None
-        answer = last_boxed(text)
-        return answer if answer is not None and canonical_key(answer) is not None else None
+        found = candidates(text, self._extractors)
+        return next((answer for answer in found if canonical_key(answer) is not None), None)
 
-    def _math_clusters(self, answers: Sequence[Sequence[str | None]]) -> list[list[object]]:
+    def _clusters(
+        self, answers: Sequence[Sequence[str | None]]
+    ) -> Sequence[Sequence[Hashable | None]]:
+        """What each answer of each group stands for; equal values vote together."""
+        if self._is_raw:
+            # A blank answer is shown but does not vote, as in the released code.
+            return [[a if a is not None and a.strip() else None for a in row] for row in answers]
+        return self._math_clusters(answers)
+
+    def _math_clusters(self, answers: Sequence[Sequence[str | None]]) -> list[list[Key | None]]:
         """What each answer of each group stands for: the representative of its component."""
         keys = [[_key(answer) for answer in group] for group in answers]
-        distinct = [list(dict.fromkeys(key for key in group if key is not None)) for group in keys]
-        known = self._verdicts(
-            [
-                (a, b)
-                for group in distinct
-                for place, a in enumerate(group)
-                for b in group[place + 1 :]
-            ]
-        )
-        clusters: list[list[object]] = []
-        for group, own in zip(keys, distinct, strict=True):
-            roots = components(own, lambda a, b: known[a, b])
-            clusters.append([None if key is None else roots[key] for key in group])
-        return clusters
+        joined = [Components((key for key in group if key is not None), decides) for group in keys]
+        while questions := [(part, *pair) for part in joined for pair in part.questions()]:
+            verdicts = self._verifier.equal([(a.text, b.text) for _, a, b in questions])
+            for (part, a, b), verdict in zip(questions, verdicts, strict=True):
+                if verdict:
+                    part.join(a, b)
+        broken = self._unreadable(keys)
+        return [
+            [None if key is None or key in broken else part.root(key) for key in group]
+            for part, group in zip(joined, keys, strict=True)
+        ]
+
+    def _unreadable(self, keys: Sequence[Sequence[Key | None]]) -> set[Key]:
+        """Those that math-verify broke on: they count as no answer."""
+        texts = {key: key.text for group in keys for key in group if key and key.kind in _ASKED}
+        broken = self._verifier.unreadable(texts.values())
+        return {key for key, text in texts.items() if text in broken} if broken else set()
 
     def _math_correctness(
         self, answers: Sequence[Sequence[str | None]], truths: Sequence[str | None]
@@ -225,10 +299,6 @@ class AnswerJudge:
 
 def _key(answer: str | None) -> Key | None:
     return None if answer is None else canonical_key(answer)
-
-
-def _is_stated(answer: str | None) -> bool:
-    return answer is not None and bool(answer.strip())
 
 
 def _is_officially_right(text: str, truth: str | None) -> bool:

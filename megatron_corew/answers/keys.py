@@ -23,13 +23,19 @@ from functools import lru_cache
 
 from megatron_corew.answers.latex import clean
 from megatron_corew.answers.meaning import Key
+from megatron_corew.answers.probing import probe
 from megatron_corew.answers.reading import read
+from megatron_corew.answers.shapes import decide_expression
 
 # Longer answers are compared as text only: nobody states a result in a thousand characters.
 _MAX_LENGTH = 1_000
 _ROUNDED_DECIMALS = range(6, 51)
 _ROUNDED_MIN_DIGITS = 1_000
+_LONGEST_DECIMAL = 10 ** _ROUNDED_DECIMALS[-1]
+# The smallest divisor that takes six decimals: 2 to the sixth.
+_ROUNDED_MIN_DIVISOR = 2 ** _ROUNDED_DECIMALS[0]
 _SHORT_WORD = 3
+_MAX_UNEQUAL_ELEMENTS = 32
 
 
 def canonical_key(answer: str) -> Key | None:
@@ -80,11 +86,11 @@ def decides(a: Key, b: Key) -> bool | None:
     if a == b:
         return True
     if a.kind != b.kind:
-        return None if _may_be_equal(a, b) else False
+        return _decides_mixed(a, b)
     if a.kind == "number":
         return _rounds_to(a.value, b.value) or _rounds_to(b.value, a.value)
     if a.kind == "expression":
-        return None
+        return decide_expression(a, b)
     if a.kind == "word":
         return None if _may_be_products(a.value, b.value) else False
     if a.kind == "set":
@@ -98,24 +104,62 @@ def decides(a: Key, b: Key) -> bool | None:
     return False
 
 
-def _may_be_equal(a: Key, b: Key) -> bool:
+def _decides_mixed(a: Key, b: Key) -> bool | None:
+    """Decide two answers of different kinds."""
     kinds = {a.kind, b.kind}
-    if kinds in ({"matrix", "sequence"}, {"named", "sequence"}):
-        return True
-    others = kinds - {"expression"}
-    structures = {"number", "set", "sequence", "matrix", "named"}
-    return len(others) == 1 and others <= structures and a.is_writable and b.is_writable
+    if kinds == {"matrix", "sequence"}:
+        return _is_vector(*((a, b) if a.kind == "matrix" else (b, a)))
+    if kinds == {"named", "sequence"}:
+        named, sequence = (a, b) if a.kind == "named" else (b, a)
+        return None if len(named.value) == len(sequence.value[2]) else False
+    if "expression" not in kinds:
+        return False
+    expression, other = (a, b) if a.kind == "expression" else (b, a)
+    if other.kind == "number":
+        return _is_number(expression, other)
+    if other.kind == "word":
+        # pq may be the product of p and q.
+        short = len(other.value) <= _SHORT_WORD and other.value.isascii()
+        return _unless_values_differ(expression, other) if short else False
+    if other.kind in ("set", "sequence", "matrix", "named"):
+        return decide_expression(expression, other)
+    return False
 
 
-def _rounds_to(decimal: Fraction, value: Fraction) -> bool:
+def _is_vector(matrix: Key, sequence: Key) -> bool | None:
+    rows, items = matrix.value, sequence.value[2]
+    cells = [cell for row in rows for cell in row]
+    if len(cells) != len(items) or len(rows) not in (1, len(cells)):
+        return False
+    return False if _same_in_order(cells, items) is False else None
+
+
+def _unless_values_differ(expression: Key, word: Key) -> bool | None:
+    one, other = probe(expression.text), probe(word.text)
+    return False if one is None or other is None or one.differs(other) else None
+
+
+def _is_number(expression: Key, number: Key) -> bool | None:
+    if not number.is_writable:
+        return False
+    found = probe(expression.text)
+    if found and not found.has_variables and found.values[0].imag == 0:
+        value, error = found.values[0].real, found.errors[0]
+        if _rounds_to(number.value, Fraction(value), margin=-Fraction(10 * error)):
+            return True
+    return decide_expression(expression, Key("expression", number.text))
+
+
+def _rounds_to(decimal: Fraction, value: Fraction, margin: Fraction = Fraction(0)) -> bool:
     """Whether ``value`` rounds to the decimal, which must have digits enough to mean it."""
-    if 10 ** _ROUNDED_DECIMALS[-1] % decimal.denominator:
+    if _LONGEST_DECIMAL % decimal.denominator or decimal.denominator < _ROUNDED_MIN_DIVISOR:
         return False
     places = next(d for d in range(_ROUNDED_DECIMALS.stop) if 10**d % decimal.denominator == 0)
     scaled = abs(decimal) * 10**places
     if places not in _ROUNDED_DECIMALS or scaled < _ROUNDED_MIN_DIGITS:
         return False
-    return abs(abs(value) * 10**places - scaled) <= Fraction(1, 2) and (value < 0) == (decimal < 0)
+    half = Fraction(1, 2) + margin * 10**places
+    return abs(abs(value) * 10**places - scaled) <= half and (value < 0) == (decimal < 0)
 
 
 def _may_be_products(a: str, b: str) -> bool:
@@ -150,8 +194,11 @@ def _same_rows(a: Sequence[Sequence[Key]], b: Sequence[Sequence[Key]]) -> bool |
 
 
 def _same_elements(a: frozenset[Key], b: frozenset[Key]) -> bool | None:
-    left = (_any(decides(x, y) for y in b) for x in a)
-    right = (_any(decides(y, x) for x in a) for y in b)
+    # Long sets are compared by their keys alone: their elements would make too many pairs.
+    if len(a ^ b) > _MAX_UNEQUAL_ELEMENTS:
+        return False
+    left = (_any(decides(x, y) for y in b) for x in a - b)
+    right = (_any(decides(y, x) for x in a) for y in b - a)
     return _all([*left, *right])
 
 

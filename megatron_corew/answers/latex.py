@@ -82,7 +82,7 @@ _NAMES = (
     (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi"),
     (re.compile(r"(?<![\\A-Za-z])(?:infinity|inf)(?![A-Za-z])"), r"\\infty"),
 )
-_TRAILING = re.compile(r"(?:\\\\|(?<!\.)\.|[,;:\s])+$")
+_TRAILING = re.compile(r"(?:\\\\|(?<!\.)\.|[,;:\s])+$|(?<!\\)\\$")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\S", re.DOTALL)
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}

@@ -40,18 +40,21 @@ _CHOICE = re.compile(r"(?:(?:option|choice|answer)\s*)?\(?([A-Z])\)?[.:]?", re.I
 _OPTION_TEXT = re.compile(r"(?:\(([A-Z])\)|([A-Z])[.):])\s*(?![-+*/^=,(_\s]).+", re.DOTALL)
 _NAME = re.compile(
     r"(?:\\text\{[^{}]*\}|\\?[A-Za-z]+)'?(?:_(?:\{\w*\}|\w))?\s*(?:\([a-z0-9](?:,\s*[a-z0-9])*\))?"
-    r"|\([a-z](?:,\s*[a-z])+\)"
+    r"|\(\s*[a-z](?:,\s*[a-z])+\s*\)"
 )
 # Names that are numbers: x = e is a value, x = y is an equation.
 _VALUES = frozenset(("e", "i", "\\pi", "\\infty", "\\emptyset"))
 _MEMBER = re.compile(r"[A-Za-z]\s*\\in(?![A-Za-z])")
-_BASED = re.compile(r"\(?([0-9A-F]+)\)?_\{([0-9]{1,2})\}")
+_BASED = re.compile(r"(-?)\(?([0-9A-F]+)(?:\.([0-9A-F]+))?\)?_\{([0-9]{1,2})\}")
+_DIGITS_WITH_BASE = re.compile(r"-?\(?[0-9]+(?:\.[0-9]+)?\)?_\{[0-9]{1,2}\}")
 _SPOKEN_BASE = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
 _MATRIX = re.compile(
     r"\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[clr|\s]*\})?(.*)\\end\{\1\}", re.DOTALL
 )
 # 5 2 is neither 52 nor a product; math-verify would read 52.
 _APART = re.compile(r"-?[0-9.]+(?: [0-9.]+)+")
+# p - q is a difference of letters; x-axis is a word.
+_DIFFERENCE = re.compile(r"(?:^|\s)-|-(?:\s|$)|^[A-Za-z]{1,2}-[A-Za-z]{1,2}$")
 _PLAIN_MIXED = re.compile(r"(-?)\s*([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)")
 _UNIT_POWER = r"(?:\s*\^\s*(?:\{\s*-?[0-9]\s*\}|[0-9]))?"
 _DEGREES = r"\^\s*\{\s*\\circ\s*\}\s*[CFK]?(?![A-Za-z])"
@@ -60,6 +63,7 @@ _UNIT_TAIL = re.compile(
     rf"\s*(?:/\s*)?(?:\\text\{{\s*([^{{}}0-9]*?)\s*\}}{_UNIT_POWER}|%|{_DEGREES}"
     rf"|(?<=[\s/0-9])([A-Za-z]{{2,}}){_UNIT_POWER}|(?<=[\s0-9]){_SPEED})\s*$"
 )
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _QUANTITY = re.compile(
     r"\s*(?:and\s+)?([0-9]+(?:\.[0-9]+)?)\s*"
     r"(?:\\text\s*\{\s*([A-Za-z .]+?)\s*\}|([A-Za-z]{2,}))"
@@ -143,16 +147,21 @@ def _value(text: str, *, thousands: bool) -> Fraction | None:
 
 
 def _based_value(text: str) -> Fraction | None:
+    match = _BASED.fullmatch(_with_base_in_digits(text))
+    if not match:
+        return None
+    sign, whole, decimals, base = match[1], match[2], match[3] or "", int(match[4])
+    if not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in whole + decimals):
+        return None
+    value = Fraction(int(whole + decimals, base), base ** len(decimals))
+    return -value if sign else value
+
+
+def _with_base_in_digits(text: str) -> str:
     plain = _plain(text)
     for word, digits in _SPOKEN_BASE.items():
         plain = plain.replace(f"_{{{word}}}", f"_{{{digits}}}")
-    match = _BASED.fullmatch(plain)
-    if not match:
-        return None
-    digits, base = match[1], int(match[2])
-    if not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in digits):
-        return None
-    return Fraction(int(digits, base))
+    return plain
 
 
 def _without_units(text: str, *, every_text: bool) -> str:
@@ -162,6 +171,9 @@ def _without_units(text: str, *, every_text: bool) -> str:
     known unit words do.
     """
     text = re.sub(r"[$\u00a3\u20ac\u00a5]", "", text).strip()
+    if _TRIGONOMETRY.search(text):
+        # The sine of 30 degrees is not that of 30.
+        return text
     while tail := _UNIT_TAIL.search(text):
         words = (tail[1] or tail[2] or "").replace(".", " ").split()
         known = all(word.casefold() in _UNITS for word in words)
@@ -289,9 +301,13 @@ def _word(text: str, depth: int) -> Key | None:
     plain = _plain(text)
     if _APART.fullmatch(plain):
         return Key("word", plain)
+    # Nor are the digits of 19_2 a number of that base; math-verify would drop the base.
+    based = latex.joined(latex.braced_tokens(plain))
+    if _DIGITS_WITH_BASE.fullmatch(based):
+        return Key("word", based)
     plain = plain.strip(" .,:;!?")
     letters = plain.replace(" ", "").replace("-", "").replace("'", "")
-    if len(letters) < 2 or not letters.isalpha():
+    if len(letters) < 2 or not letters.isalpha() or _DIFFERENCE.search(plain):
         return None
     words = plain.casefold().split()
     if len(words) > 1 and words[0] in ("the", "a", "an"):

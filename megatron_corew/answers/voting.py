@@ -9,7 +9,7 @@ lexicographic order among equally short ones.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import combinations
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from megatron_corew.types import Vote
 
@@ -17,27 +17,71 @@ TieRule = Literal["abstain", "first", "shortest"]
 K = TypeVar("K", bound=Hashable)
 
 
-def components(keys: Iterable[K], are_equal: Callable[[K, K], bool]) -> dict[K, K]:
-    """Join equal keys, and keys that are equal to a common one.
+class _Forest(Generic[K]):
+    """Disjoint sets of keys."""
 
-    Args:
-        keys: any order, with repetitions.
-        are_equal: symmetric; called for distinct keys only, and not for those joined already.
+    def __init__(self) -> None:
+        self._parent: dict[K, K] = {}
 
-    Returns:
-        Key -> the key that stands for its component.
-    """
-    parent = {key: key for key in keys}
-
-    def root(key: K) -> K:
-        while parent[key] != key:
-            key = parent[key]
+    def root(self, key: K) -> K:
+        parent = self._parent
+        while (above := parent.setdefault(key, key)) != key:
+            parent[key] = key = parent[above]
         return key
 
-    for a, b in combinations(parent, 2):
-        if root(a) != root(b) and are_equal(a, b):
-            parent[root(b)] = root(a)
-    return {key: root(key) for key in parent}
+    def join(self, a: K, b: K) -> bool:
+        """Make one set of two; False if they were one already."""
+        one, other = self.root(a), self.root(b)
+        self._parent[other] = one
+        return one != other
+
+
+class Components(Generic[K]):
+    """Keys joined with those they equal, and with those that equal a common one."""
+
+    def __init__(self, keys: Iterable[K], are_equal: Callable[[K, K], bool | None]) -> None:
+        """Join what is known to be equal.
+
+        Args:
+            keys: any order, with repetitions.
+            are_equal: symmetric; None where it cannot tell. Called for distinct keys only, and
+                not for those joined already.
+        """
+        self._joined: _Forest[K] = _Forest()
+        self._open: list[tuple[K, K]] = []
+        for a, b in combinations(dict.fromkeys(keys), 2):
+            if self.root(a) != self.root(b):
+                verdict = are_equal(a, b)
+                if verdict:
+                    self.join(a, b)
+                elif verdict is None:
+                    self._open.append((a, b))
+
+    def root(self, key: K) -> K:
+        """Return the key that stands for the component of ``key``."""
+        return self._joined.root(key)
+
+    def join(self, a: K, b: K) -> None:
+        """Make one component of two keys' components."""
+        self._joined.join(a, b)
+
+    def questions(self) -> list[tuple[K, K]]:
+        """Take the next undecided pairs.
+
+        Returns:
+            Pairs whose answers are all of use: none is decided by the others being equal. Call
+            again when they are joined or not; empty when every pair is decided. The components in
+            the end are the same for any order of keys and questions.
+        """
+        asked: list[tuple[K, K]] = []
+        later: list[tuple[K, K]] = []
+        forest: _Forest[K] = _Forest()
+        for a, b in self._open:
+            one, other = self.root(a), self.root(b)
+            if one != other:
+                (asked if forest.join(one, other) else later).append((a, b))
+        self._open = later
+        return asked
 
 
 def vote(

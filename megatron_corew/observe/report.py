@@ -56,6 +56,27 @@ _CHARTS: list[tuple[str, str, dict[str, str], tuple[float | None, float | None],
         False,
     ),
     (
+        "Entropy of the votes",
+        "Of the answers in a group, in nats: 0 when all agree.",
+        {"policy": "label/vote_entropy", "teacher": "label/teacher_vote_entropy"},
+        _FROM_ZERO,
+        False,
+    ),
+    (
+        "Answers that could not be compared",
+        "Comparisons that math-verify did not end in time or memory, texts that broke it by "
+        "themselves, and comparisons not made any more.",
+        {
+            "time-outs": "verify/timeouts",
+            "out of memory": "verify/out_of_memory",
+            "deaths": "verify/worker_deaths",
+            "unreadable": "verify/unreadable",
+            "skipped": "verify/skipped",
+        },
+        _FROM_ZERO,
+        False,
+    ),
+    (
         "Variety of answers",
         "Share of all responses with the most frequent answer, with no answer, and the number of "
         "distinct answers per response. A collapse shows here first.",

@@ -1,13 +1,16 @@
 """What a step's rollouts, votes and rewards look like in numbers.
 
-Shares are in [0, 1]. Comparisons with the ground truth appear only where the data have answers.
+Shares are in [0, 1], entropies in nats. Comparisons with the ground truth appear only where the
+data have answers. Groups without a label count in ``label/unlabelled_share`` alone: rewards and the
+accuracy of labels are means over the others.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
-from megatron_corew.types import Rollout, RolloutGroup, View, ViewLabels
+from megatron_corew.types import Rollout, RolloutGroup, View, ViewLabels, Vote
 
 
 def step_metrics(
@@ -23,7 +26,12 @@ def step_metrics(
         rewards: one row per group.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return _reward_metrics(rewards) | _response_metrics(rollouts) | _label_metrics(labels)
+    labelled = [label is not None for view in labels.values() for label in view.labels or ()]
+    return (
+        _reward_metrics(rewards, labelled or [True] * len(rewards))
+        | _response_metrics(rollouts)
+        | _label_metrics(labels)
+    )
 
 
 def mean_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -35,10 +43,13 @@ def mean_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return means | {name: v for name, v in parts[0].items() if name.startswith("gap/")}
 
 
-def _reward_metrics(rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+def _reward_metrics(
+    rewards: Sequence[Sequence[float]], labelled: Sequence[bool]
+) -> dict[str, float]:
+    rewarded = [row for row, has_label in zip(rewards, labelled, strict=True) if has_label]
     return {
-        "reward/mean": fmean(fmean(row) for row in rewards),
-        "reward/std": fmean(pstdev(row) for row in rewards),
+        "reward/mean": fmean(fmean(row) for row in rewarded) if rewarded else 0.0,
+        "reward/std": fmean(pstdev(row) for row in rewarded) if rewarded else 0.0,
         "reward/zero_std_share": fmean(len(set(row)) == 1 for row in rewards),
     }
 
@@ -59,26 +70,38 @@ def _label_metrics(labels: Mapping[View, ViewLabels]) -> dict[str, float]:
     found = Counter(answer for answer in answers if answer is not None)
     metrics = {
         "label/vote_share": fmean(vote.share for vote in votes),
+        "label/vote_entropy": fmean(_entropy(vote) for vote in votes),
         "label/tie_share": fmean(vote.tie for vote in votes),
         "answers/none_share": fmean(answer is None for answer in answers),
         "answers/distinct_share": len(found) / len(answers),
         "answers/top_share": max(found.values(), default=0) / len(answers),
     }
     given = [label for view in views for label in view.labels or ()]
-    if given:
-        metrics["label/unlabelled_share"] = fmean(label is None for label in given)
     taught = [vote for view in views for vote in view.teacher_votes or ()]
     if taught:
         metrics["label/teacher_vote_share"] = fmean(vote.share for vote in taught)
-        metrics["label/teacher_policy_agreement"] = fmean(
-            ours.label is not None and ours.label == theirs.label
-            for view in views
-            for ours, theirs in zip(view.votes, view.teacher_votes or (), strict=True)
-        )
-    right = [share for view in views for row in view.correct or () for share in row]
-    if right:
-        metrics["reward/accuracy"] = fmean(right)
-    label_right = [share for view in views for share in view.label_correct or ()]
-    if label_right:
-        metrics["label/accuracy"] = fmean(label_right)
-    return metrics
+        metrics["label/teacher_vote_entropy"] = fmean(_entropy(vote) for vote in taught)
+    means = {
+        "label/unlabelled_share": [float(label is None) for label in given],
+        "label/teacher_policy_agreement": [x for v in views for x in v.teacher_agrees or ()],
+        "reward/accuracy": [x for view in views for row in view.correct or () for x in row],
+        "label/accuracy": _of_labelled(given, [x for v in views for x in v.label_correct or ()]),
+        "label/policy_accuracy": _of_labelled(
+            [vote.label for vote in votes], [x for v in views for x in v.vote_correct or ()]
+        ),
+    }
+    return metrics | {name: fmean(values) for name, values in means.items() if values}
+
+
+def _of_labelled(labels: Sequence[str | None], values: Sequence[float]) -> list[float]:
+    """The values of those groups that have a label; empty where there are no values."""
+    if not values:
+        return []
+    return [x for label, x in zip(labels, values, strict=True) if label is not None]
+
+
+def _entropy(vote: Vote) -> float:
+    """Of the distribution of the answers given, in nats; 0 when all agree."""
+    counts = Counter(cluster for cluster in vote.clusters if cluster is not None)
+    total = counts.total()
+    return sum(-n / total * math.log(n / total) for n in counts.values())

@@ -50,7 +50,13 @@ def test_accuracy_is_the_mean_share_of_right_answers_per_view():
         }
     )
     with AnswerJudge(
-        equivalence="math", tie="abstain", min_share=0, verify_timeout_s=5, verify_workers=1
+        equivalence="math",
+        tie="abstain",
+        min_share=0,
+        verify_timeout_s=5,
+        verify_workers=1,
+        verify_memory_mb=2048,
+        extractors=("boxed",),
     ) as judge:
         metrics = accuracy(questions, sampler, judge, samples=2, seed=0)
     # (1 + 0 + 1 + 1) / 4 and (0 + 1) / 2; one of six responses is cut.

@@ -9,13 +9,15 @@ import pytest
 from megatron_corew.answers.judge import AnswerJudge
 
 
-def _judge(equivalence="math", tie="abstain", min_share=0.0):
+def _judge(equivalence="math", tie="abstain", min_share=0.0, extractors=("boxed",), timeout_s=20.0):
     return AnswerJudge(
         equivalence=equivalence,
         tie=tie,
         min_share=min_share,
-        verify_timeout_s=20.0,
+        verify_timeout_s=timeout_s,
         verify_workers=1,
+        verify_memory_mb=2048,
+        extractors=extractors,
     )
 
 
@@ -58,11 +60,14 @@ def test_the_label_is_the_gold_side_of_every_comparison(monkeypatch):
             asked.extend(pairs)
             return [False] * len(pairs)
 
+        def unreadable(self, texts):
+            return set()
+
     monkeypatch.setattr(judge, "_verifier", Spy())
-    judge.agreement([_boxed("y+1", "y+2")], ["y"])
-    judge.correctness([_boxed("y+1", "y+2")], ["y"])
-    golds = [pair[0] for pair in asked if "y" in pair]
-    assert golds == ["y"] * 4
+    judge.agreement([_boxed("y<1", "y<2")], ["y<3"])
+    judge.correctness([_boxed("y<1", "y<2")], ["y<3"])
+    golds = [pair[0] for pair in asked if "y<3" in pair]
+    assert golds == ["y<3"] * 4
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0]])
@@ -104,6 +109,41 @@ def test_without_a_label_every_reward_is_zero(judge, label):
 def test_answers_that_cannot_be_read_give_no_label(judge):
     (result,) = judge.votes([[*_boxed(r"\foo", r"\foo", ""), "no box"]])
     assert (result.label, result.share, result.answers) == (None, 0.0, (None,) * 4)
+
+
+def test_further_extractors_are_asked_in_their_order():
+    judge = _judge(extractors=("boxed", "hashes", "last_number"))
+    texts = [r"\boxed{4} #### 5", "#### 5 of 6", "it is 6.", r"\boxed{} #### 7", "none"]
+    (result,) = judge.votes([texts])
+    assert result.answers == ("4", "5 of 6", "6", "7", None)
+
+
+def test_support_is_the_share_of_voters_with_the_same_answer(judge):
+    voters = [*_boxed("0.5", r"\frac12", "3", "4"), "no box"]
+    votes = judge.votes([voters, ["no box"]])
+    groups = [[*_boxed("1/2", "3.0", "7"), "no box"], _boxed("1")]
+    assert judge.support(groups, votes) == [[0.4, 0.2, 0.0, 0.0], [0.0]]
+    raw = _judge("raw")
+    assert raw.support(groups, raw.votes([voters, ["x"]])) == [[0.0] * 4, [0.0]]
+
+
+def test_plain_answers_are_compared_as_in_votes_and_with_the_truth(judge):
+    answers, others = ["0.5", r"\sqrt8", "(C)", None, None], ["1/2", r"2\sqrt2", "D", "1", None]
+    assert judge.same(answers, others) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert judge.are_right(answers, others) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    raw = _judge("raw")
+    assert raw.same(["0.5", "1"], [r"\frac{1}{2}", "1"]) == [0.0, 1.0]
+    assert raw.are_right(["0.5", None], [r"\frac{1}{2}", ""]) == [1.0, 0.0]
+
+
+def test_what_breaks_math_verify_counts_as_no_answer():
+    hostile = "7^{7^{7^{7^7}}}+x"
+    with _judge(timeout_s=5.0) as judge:
+        (result,) = judge.votes([_boxed(hostile, hostile, "x+y<1", hostile, "x+y<1")])
+        assert result.clusters == (None, None, 0, None, 0)
+        assert result.label == "x+y<1"
+        assert judge.statistics()["unreadable"] == 1.0
+        assert judge.agreement([_boxed(hostile)], [hostile]) == [[0.0]]
 
 
 def test_a_whole_number_is_a_truth(judge):
@@ -168,9 +208,19 @@ def test_rewards_are_never_fewer_or_more_than_responses(judge):
         ({"equivalence": "exact"}, "answers.equivalence"),
         ({"verify_timeout_s": 0.0}, "answers.verify_timeout_s"),
         ({"verify_workers": 0}, "answers.verify_workers"),
+        ({"verify_memory_mb": 0}, "answers.verify_memory_mb"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_knob(change, knob):
     settings = {"equivalence": "math", "tie": "abstain", "min_share": 0.0}
     with pytest.raises(ValueError, match=knob):
-        AnswerJudge(**{**settings, "verify_timeout_s": 1.0, "verify_workers": 1, **change})
+        AnswerJudge(
+            **{
+                **settings,
+                "verify_timeout_s": 1.0,
+                "verify_workers": 1,
+                "verify_memory_mb": 2048,
+                "extractors": ("boxed",),
+                **change,
+            }
+        )

@@ -1,6 +1,8 @@
 """Extraction, votes and rewards against the golden values of the released code (raw mode)."""
 
 import json
+import re
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,8 @@ def _judge(equivalence):
         min_share=0.0,
         verify_timeout_s=20.0,
         verify_workers=1,
+        verify_memory_mb=2048,
+        extractors=("boxed",),
     )
 
 
@@ -170,3 +174,52 @@ def test_most_golden_pairs_need_no_math_verify():
     keys = [(canonical_key(item["gold"]), canonical_key(item["answer"])) for item in pairs["items"]]
     undecided = [pair for pair in keys if None not in pair and decides(*pair) is None]
     assert len(undecided) <= len(keys) // 4
+
+
+PARITY = (Path(__file__).parents[2] / "docs" / "parity.md").read_text()
+
+
+def _rows(heading):
+    """The first rows of a table of the page: all spans of code in the cells, as texts."""
+    lines = PARITY.partition(heading)[2].lstrip().splitlines()
+    cells = [line.split(" | ") for line in takewhile(lambda line: line.startswith("|"), lines)]
+    return [[_code(cell) for cell in row] for row in cells[2:]]
+
+
+def _code(cell):
+    return [code.replace("⏎", "\n") for code in re.findall(r"`([^`]*)`", cell)]
+
+
+def test_parity_lists_every_golden_response_that_is_read_differently():
+    with _judge("math") as judge:
+        votes = judge.votes([[item["text"]] for item in EXTRACTION["items"]])
+        texts, truths = [item["text"] for item in REWARD["items"]], REWARD["ground_truths"]
+        rewards = judge.correctness([texts] * len(truths), truths)
+    differing = {}
+    for item, vote in zip(EXTRACTION["items"], votes, strict=True):
+        official, ours = item["extracted_answer"], vote.answers[0] or ""
+        if official.strip() != ours:
+            differing[item["text"]] = ([official] if official else [], [ours] if ours else [])
+    listed = _rows("ground-truth rewards of these responses:")
+    assert {row[0][0]: (row[1], row[2]) for row in listed} == differing
+    also = {
+        item["text"]
+        for item, ours in zip(REWARD["items"], zip(*rewards, strict=True), strict=True)
+        if list(ours) != item["scores"]
+    }
+    assert also <= {*differing, r"\boxed{}", r"\boxed{ }"}
+
+
+def test_parity_lists_every_golden_pair_that_is_compared_differently():
+    items = EQUIVALENCE["items"]
+    with _judge("math") as judge:
+        ours = judge.same([item["a"] for item in items], [item["b"] for item in items])
+    differing = {
+        (item["a"], item["b"]): item["is_equiv"]
+        for item, is_same in zip(items, ours, strict=True)
+        if bool(is_same) is not item["is_equiv"]
+    }
+    table = PARITY.partition("Equality (")[2]
+    lines = [line for line in table.splitlines() if re.match(r"\| `.*` \| [=≠] \| [=≠] \|", line)]
+    listed = {tuple(_code(line.split(" | ")[0])): line.split(" | ")[1] == "=" for line in lines}
+    assert listed == differing

@@ -1,5 +1,8 @@
 """Metrics of a step by hand."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from megatron_corew.observe.step_metrics import mean_metrics, step_metrics
@@ -42,6 +45,8 @@ def test_a_step_in_numbers():
         rewards=((1.0, 1.0, 0.0), (1.0, 0.0, 0.0)),
         correct=((1.0, 1.0, 0.0), (0.0, 1.0, 0.0)),
         label_correct=(1.0, 0.0),
+        vote_correct=(1.0, 0.0),
+        teacher_agrees=(1.0, 0.0),
     )
     metrics = step_metrics(
         [group(1, 2, 3), group(4, 2, 6)], {"original": labels}, labels.rewards or ()
@@ -58,13 +63,41 @@ def test_a_step_in_numbers():
         "label/tie_share": 0.5,
         "label/unlabelled_share": 0.0,
         "label/accuracy": 0.5,
-        # On the second question the policy's vote has no label: no agreement.
         "label/teacher_policy_agreement": 0.5,
+        # Of the policy's votes only the first has a label, and it is right.
+        "label/policy_accuracy": 1.0,
+        # Two answers, all the same; two different ones: (0 + ln 2) / 2.
+        "label/vote_entropy": math.log(2) / 2,
+        # All three agree; two against one.
+        "label/teacher_vote_entropy": (math.log(3) - 2 / 3 * math.log(2)) / 2,
         "answers/none_share": 1 / 3,
         "answers/distinct_share": 2 / 6,
         "answers/top_share": 3 / 6,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
+def test_groups_without_a_label_count_as_such_and_in_no_mean():
+    labels = ViewLabels(
+        votes=(
+            vote("4", "5", label=None, share=0.5, tie=True),
+            vote("4", "4", label="4", share=1.0),
+        ),
+        teacher_votes=None,
+        labels=(None, "4"),
+        rewards=((0.0, 0.0), (1.0, 1.0)),
+        correct=None,
+        label_correct=(0.0, 1.0),
+    )
+    groups = [group(1, 1), group(1, 1)]
+    metrics = step_metrics(groups, {"original": labels}, labels.rewards or ())
+    assert metrics["label/unlabelled_share"] == 0.5
+    assert metrics["reward/mean"] == metrics["label/accuracy"] == 1.0
+    assert metrics["reward/zero_std_share"] == 1.0
+    nothing = replace(labels, labels=(None, None), label_correct=(0.0, 0.0))
+    metrics = step_metrics(groups, {"original": nothing}, labels.rewards or ())
+    assert (metrics["label/unlabelled_share"], metrics["reward/mean"]) == (1.0, 0.0)
+    assert "label/accuracy" not in metrics
 
 
 def test_the_gap_is_that_of_the_first_update_and_the_rest_are_means():
