@@ -51,6 +51,11 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
         {"config", "lab.task", "types"},
         {"datasets", "jinja2", "torch", "transformers"},
     ),
+    # Answers stand inside solutions, and copies of a question may contradict each other.
+    "data.prepare": (
+        {"answers.boxes", "answers.keys", "config", "data.rendering", "data.sources", "data.views"},
+        {"datasets"},
+    ),
     "lab": ({"types"}, {"rich", "safetensors", "tokenizers", "torch", "transformers", "typer"}),
     "evaluate": ({"ranks", "types"}, set()),
     "observe": ({"config", "types"}, {"jinja2", "rich", "torch", "wandb", "yaml"}),
@@ -73,6 +78,8 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     "preflight": (EVERYTHING, {"transformers"}),
     "run": (EVERYTHING, {"rich", "torch"}),
     "export": (EVERYTHING, {"rich"}),
+    "terminal": (set(), {"rich", "typer"}),
+    "data_commands": (EVERYTHING, {"rich", "typer"}),
     "cli": (EVERYTHING, {"rich", "typer"}),
 }
 

@@ -1,0 +1,144 @@
+"""`corew prepare` and `corew data` through the real command line."""
+
+import json
+import os
+from pathlib import Path
+
+import datasets
+import pytest
+from typer.testing import CliRunner
+
+from megatron_corew.cli import app
+from megatron_corew.data.prepare.schema import read_prepared
+from megatron_corew.preflight import LAB_POLICY
+from tests.cpu.test_data_prompts import write_rows
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Nothing is read from or written to the user's own cache."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def corew(*arguments: object) -> str:
+    """Run a command that must succeed; its output."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refusal(*arguments: object) -> str:
+    """Run a command that must fail with one line; that line."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    assert result.exit_code == 1, result.output
+    (line,) = [line for line in result.output.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def sums(path: Path) -> str:
+    rows = [
+        {"prompt": f"{at}+{at}=", "again": f"add {at},{at}:", "answer": 2 * at} for at in range(9)
+    ]
+    rows.append({"prompt": "1+2+3+4+5=", "again": "add 1,2,3,4,5:", "answer": 15})
+    rows.append({"prompt": "9+1=", "again": "<rewritten question>", "answer": 10})
+    return write_rows(path, rows)
+
+
+def test_prepare_writes_a_folder_and_says_what_became_of_every_row(tmp_path):
+    exam = write_rows(tmp_path / "exam.jsonl", [{"prompt": "3+3="}])
+    out = tmp_path / "out"
+    text = corew(
+        *("prepare", sums(tmp_path / "sums.jsonl"), "--out", out, "--against", f"exam={exam}"),
+        *("--rephrased-column", "again", "--tokenizer", LAB_POLICY, "--max-prompt-tokens", 10),
+    )
+    assert "sums: 11 rows, 8 kept, 1 quarantined, 2 dropped" in text
+    assert "1 verbatim in exam (1 of its 1 questions)" in text
+    assert len(read_prepared(str(out), knob="DATA")) == 8
+    report = json.loads((out / "report.json").read_text())
+    assert report["dropped"] == {"contaminated": 1, "longer than 10 tokens": 1}
+    (contaminated,) = map(json.loads, (out / "contaminated.jsonl").read_text().splitlines())
+    assert (contaminated["id"], contaminated["evaluation_set"]) == ("sums-3", "exam")
+    (quarantined,) = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
+    assert quarantined["reason"] == "rephrasing placeholder"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--quarantine", "typos"], r"--quarantine: need one of missing, placeholder"),
+        (["--system-prompt", "s"], r"--tokenizer: needed with --system-prompt"),
+        (["--tokenizer", "/does/not/exist"], r"--tokenizer: need a folder with a tokenizer"),
+        (["--against", "nobody.jsonl"], r"--against nobody.jsonl: --original: need a file"),
+        (
+            ["--tokenizer", str(LAB_POLICY), "--max-prompt-tokens", "1"],
+            r"need at least one usable question, got none of 11 rows",
+        ),
+    ],
+)
+def test_what_prepare_cannot_do_is_one_line_with_the_option(tmp_path, options, message):
+    out = tmp_path / "out"
+    line = refusal("prepare", sums(tmp_path / "sums.jsonl"), "--out", out, *options)
+    assert message in line
+    assert not out.exists()
+
+
+KNOWN = {
+    "math": {
+        "found": {
+            "no answer": 2,
+            "rephrasing placeholder": 19,
+            "rephrasing identical": 2,
+            "rephrasing diagram lost": 583,
+            "question with a diagram": 707,
+        },
+        "verbatim": {"math-test": 1},
+        "fates": (6779, 599, 122),
+    },
+    "dapo": {
+        "found": {
+            "rephrasing placeholder": 45,
+            "rephrasing diagram lost": 424,
+            "question with a diagram": 559,
+        },
+        # 972 of the 14,116 questions before rephrasing; 7 of those are not in the files.
+        "verbatim": {"math-test": 971, "amc": 8},
+        "fates": (12020, 479, 1610),
+    },
+    "open-rs": {
+        "found": {
+            "rephrasing placeholder": 12,
+            "rephrasing diagram lost": 4,
+            "duplicate, character by character": 162,
+            "question with a diagram": 9,
+        },
+        "verbatim": {"math-test": 253},
+        "fates": (6482, 65, 452),
+    },
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_known_defects_of_the_papers_data_are_found(tmp_path, name):
+    folder = os.environ.get("COREW_PAPER_DATA")
+    if folder is None:
+        pytest.skip("COREW_PAPER_DATA does not name the folder with the paper's parquet files")
+    corew(
+        *("prepare", name, "--out", tmp_path / "out"),
+        *("--original", f"{folder}/{name}/train_original.parquet"),
+        *("--rephrased", f"{folder}/{name}/train_rewrite_Qwen3-32B.parquet"),
+        *("--against", f"math-test={folder}/math/test.parquet"),
+        *("--against", f"amc={folder}/amc/test_original.parquet"),
+    )
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    known = KNOWN[name]
+    assert {key: report["found"].get(key) for key in known["found"]} == known["found"]
+    verbatim = {key: kinds.get("verbatim") for key, kinds in report["contaminated"].items()}
+    assert verbatim == known["verbatim"]
+    kept, quarantined, dropped = known["fates"]
+    assert report["kept"] == kept
+    assert sum(report["quarantined"].values()) == quarantined
+    assert sum(report["dropped"].values()) == dropped
+    if name == "math":
+        lines = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
+        empty = [json.loads(line) for line in lines if '"no answer"' in line]
+        assert [row["id"] for row in empty] == ["math-5341", "math-5343"]
