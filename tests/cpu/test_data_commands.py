@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import datasets
@@ -11,7 +12,10 @@ from typer.testing import CliRunner
 from megatron_corew.cli import app
 from megatron_corew.data.prepare.schema import read_prepared
 from megatron_corew.preflight import LAB_POLICY
+from tests.cpu.fake_openai import asked, serving
 from tests.cpu.test_data_prompts import write_rows
+
+RECIPE = Path(__file__).parents[2] / "configs" / "rephrase" / "qwen3_32b.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +146,77 @@ def test_the_known_defects_of_the_papers_data_are_found(tmp_path, name):
         lines = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
         empty = [json.loads(line) for line in lines if '"no answer"' in line]
         assert [row["id"] for row in empty] == ["math-5341", "math-5343"]
+
+
+def rewritten(body: dict) -> list[str]:
+    numbers = re.findall(r"\d", asked(body))
+    return [f"{' '.join(numbers)} total:"] if len(set(numbers)) > 1 else ["<rewritten question>"]
+
+
+SMALL = ("prompt.template='{question}'", "prompt.start=null", "prompt.end=null")
+
+
+def test_rephrase_writes_what_the_trainer_loads_and_quarantines_the_rest(tmp_path):
+    questions = write_rows(
+        tmp_path / "sums.jsonl", [{"prompt": f"{at}+{at}+1=", "answer": at} for at in range(1, 5)]
+    )
+    corew("prepare", questions, "--out", tmp_path / "sums")
+    with serving(rewritten, models=["mine"]) as fake:
+        call = ("rephrase", tmp_path / "sums", *SMALL, "model=mine", "--url", fake.address)
+        call = (*call, "--recipe", RECIPE)
+        text = corew(*call)
+        assert "4 questions, 3 rephrased, 1 quarantined, 0 left as they were; 6 answers" in text
+        assert "refused: 3 placeholder" in text
+        assert "0 answers asked for now" in corew(*call)
+    out = tmp_path / "sums-rephrased"
+    rows = read_prepared(str(out), knob="DATA")
+    assert [row.rephrasing for row in rows] == ["2 2 1 total:", "3 3 1 total:", "4 4 1 total:"]
+    (lost,) = read_prepared(str(out / "quarantine.jsonl"), knob="DATA")
+    assert lost.question == "1+1+1="
+    with serving(lambda body: ["all 1 and 1 and 1:"], models=["mine"]) as fake:
+        call = ("rephrase", out / "quarantine.jsonl", *SMALL, "model=mine", "--url", fake.address)
+        corew(*call, "--recipe", RECIPE, "--out", tmp_path / "rest")
+    assert len(read_prepared(str(tmp_path / "rest"), knob="DATA")) == 1
+
+
+def test_rephrasing_only_what_is_missing_leaves_the_others(tmp_path):
+    rows = [
+        {"prompt": "1+2=", "again": "2 and 1:", "answer": 3},
+        {"prompt": "4+5=", "again": None, "answer": 9},
+    ]
+    questions = write_rows(tmp_path / "sums.jsonl", rows)
+    corew(
+        *("prepare", questions, "--out", tmp_path / "sums", "--rephrased-column", "again"),
+        *("--quarantine", "none"),
+    )
+    with serving(rewritten, models=["mine"]) as fake:
+        text = corew(
+            *("rephrase", tmp_path / "sums", *SMALL, "model=mine", "--url", fake.address),
+            *("--recipe", RECIPE, "--only-missing"),
+        )
+    assert "2 questions, 1 rephrased, 0 quarantined, 1 left as they were" in text
+    got = [row.rephrasing for row in read_prepared(str(tmp_path / "sums-rephrased"), knob="DATA")]
+    assert got == ["2 and 1:", "4 5 total:"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], r"--model or --url: need one of the two"),
+        (["--model", "a", "--url", "b"], r"--model or --url: need one of the two"),
+        (["--model", "/does/not/exist"], r"--model: need a Hugging Face folder"),
+        (["--url", "http://127.0.0.1:9", "tries=1"], r"server http://127.0.0.1:9/v1/models"),
+        (["--url", "x", "check.attemps=2"], r"Did you mean check.attempts"),
+    ],
+)
+def test_what_rephrase_cannot_do_is_one_line_with_the_option(tmp_path, options, message):
+    questions = write_rows(tmp_path / "sums.jsonl", [{"prompt": "1+1=", "answer": 2}])
+    corew("prepare", questions, "--out", tmp_path / "sums")
+    line = refusal("rephrase", tmp_path / "sums", "--recipe", RECIPE, *options)
+    assert message in line
+
+
+def test_rephrase_wants_prepared_questions(tmp_path):
+    raw = write_rows(tmp_path / "raw.jsonl", [{"prompt": "1+1=", "answer": 2}])
+    line = refusal("rephrase", raw, "--url", "http://127.0.0.1:9", "--recipe", RECIPE)
+    assert "corew prepare" in line

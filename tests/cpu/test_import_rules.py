@@ -56,6 +56,7 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
         {"answers.boxes", "answers.keys", "config", "data.rendering", "data.sources", "data.views"},
         {"datasets"},
     ),
+    "data.rephrase": ({"config", "data.prepare", "types"}, {"httpx", "pydantic", "rich"}),
     "lab": ({"types"}, {"rich", "safetensors", "tokenizers", "torch", "transformers", "typer"}),
     "evaluate": ({"ranks", "types"}, set()),
     "observe": ({"config", "types"}, {"jinja2", "rich", "torch", "wandb", "yaml"}),
@@ -79,7 +80,7 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     "run": (EVERYTHING, {"rich", "torch"}),
     "export": (EVERYTHING, {"rich"}),
     "terminal": (set(), {"rich", "typer"}),
-    "data_commands": (EVERYTHING, {"rich", "typer"}),
+    "data_commands": (EVERYTHING, {"torch", "typer"}),
     "cli": (EVERYTHING, {"rich", "typer"}),
 }
 
