@@ -12,7 +12,9 @@ from megatron_corew.terminal import console, one_line_errors
 
 if TYPE_CHECKING:
     from megatron_corew.answers.judge import AnswerJudge
+    from megatron_corew.data.prepare.pipeline import Prepared
     from megatron_corew.data.prepare.reading import Request
+    from megatron_corew.data.prepare.rows import SourceRows
     from megatron_corew.data.prepare.schema import PreparedRow
     from megatron_corew.data.prepare.settings import PrepareSettings
     from megatron_corew.data.rendering import PromptRenderer
@@ -132,22 +134,17 @@ def _prepare(
     renderer: "PromptRenderer | None",
     max_prompt_tokens: int,
 ) -> None:
-    from megatron_corew.data.prepare.contamination import EvaluationIndex
     from megatron_corew.data.prepare.output import write_folder
-    from megatron_corew.data.prepare.pipeline import prepare_rows
-    from megatron_corew.data.prepare.reading import read_evaluation_sets, read_request
+    from megatron_corew.data.prepare.reading import read_request
 
-    with console.status("reading the evaluation sets") as status:
-        sets = read_evaluation_sets(against, request.recipe)
-        index = EvaluationIndex(sets, ngram=settings.ngram, overlap=settings.overlap)
-        status.update("reading the questions")
+    with console.status("reading the questions") as status:
         source = read_request(request)
         status.update(f"checking {source.total} questions")
-        prepared = prepare_rows(
-            request.name,
+        prepared = _check(
+            request,
             source,
-            settings=settings,
-            index=index,
+            against,
+            settings,
             keep_contaminated=keep_contaminated,
             renderer=renderer,
             max_prompt_tokens=max_prompt_tokens,
@@ -156,6 +153,32 @@ def _prepare(
     for line in prepared.report.lines():
         console.print(line)
     console.print(f"written to {folder}")
+
+
+def _check(
+    request: "Request",
+    source: "SourceRows",
+    against: Sequence[str],
+    settings: "PrepareSettings",
+    *,
+    keep_contaminated: bool = False,
+    renderer: "PromptRenderer | None" = None,
+    max_prompt_tokens: int = _LONGEST,
+) -> "Prepared":
+    from megatron_corew.data.prepare.contamination import EvaluationIndex
+    from megatron_corew.data.prepare.pipeline import prepare_rows
+    from megatron_corew.data.prepare.reading import read_evaluation_sets
+
+    sets = read_evaluation_sets(against, request.recipe)
+    return prepare_rows(
+        request.name,
+        source,
+        settings=settings,
+        index=EvaluationIndex(sets, ngram=settings.ngram, overlap=settings.overlap),
+        keep_contaminated=keep_contaminated,
+        renderer=renderer,
+        max_prompt_tokens=max_prompt_tokens,
+    )
 
 
 def _prepare_settings(quarantine: Sequence[str], overlap: float | None) -> "PrepareSettings":
@@ -197,6 +220,69 @@ def _renderer(
         chat_template_file=chat_template_file,
     )
     return PromptRenderer(config, tokenizer)
+
+
+@app.command(epilog="Example: corew data data/math --tokenizer models/Qwen3-8B-Base --samples 3")
+def data(
+    what: Annotated[
+        str,
+        typer.Argument(help="A folder of `corew prepare`, a name, a hub id, or a file."),
+    ],
+    rephrased: Annotated[
+        str | None, typer.Option(help="File of the rephrased questions, joined by id.")
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Evaluation set to look for, as in `corew prepare`; none by default."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="The policy's folder: lengths in tokens, not words.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Count texts longer than this; needs --tokenizer.")
+    ] = _LONGEST,
+    samples: Annotated[int, typer.Option(min=0, help="Questions to show.")] = 3,
+    seed: Annotated[int, typer.Option(help="Which questions to show.")] = 0,
+) -> None:
+    """Show what is in a data set: counts, lengths, samples, problems. Nothing is written."""
+    with one_line_errors():
+        from megatron_corew.data.prepare import overview
+        from megatron_corew.data.prepare.reading import Request, read_request
+        from megatron_corew.data.prepare.schema import QUESTIONS_FILE
+
+        inside = Path(what) / QUESTIONS_FILE
+        request = Request(what=str(inside) if inside.is_file() else what, rephrased=rephrased)
+        with console.status("reading and checking"):
+            source = read_request(request)
+            prepared = _check(request, source, against or ["none"], _prepare_settings([], None))
+        if not source.rows:
+            raise ValueError(f"{what}: need at least one question, got {source.total} broken rows.")
+        length, unit, limit = _measure(tokenizer, max_tokens)
+        for line in (
+            *overview.count_lines(source.rows),
+            *overview.length_lines(source.rows, length, unit, limit),
+            *prepared.report.problem_lines(),
+            *overview.sample_lines(source.rows, samples, seed),
+        ):
+            console.print(line)
+
+
+def _measure(
+    tokenizer: Path | None, max_tokens: int
+) -> tuple[Callable[[str], int], str, int | None]:
+    """How to measure a text, in what unit, and the limit in this unit."""
+    if tokenizer is None:
+        return (lambda text: len(text.split())), "words", None
+    from megatron_corew.data.rendering import PromptRenderer
+    from megatron_corew.preflight import load_tokenizer
+
+    config = DataConfig(train=str(tokenizer), chat_template=False)
+    renderer = PromptRenderer(config, load_tokenizer(tokenizer, knob="--tokenizer"))
+
+    def tokens(text: str) -> int:
+        return len(renderer.prompt(text, "original", text[:40]).token_ids)
+
+    return tokens, "tokens", max_tokens
 
 
 @app.command(

@@ -220,3 +220,29 @@ def test_rephrase_wants_prepared_questions(tmp_path):
     raw = write_rows(tmp_path / "raw.jsonl", [{"prompt": "1+1=", "answer": 2}])
     line = refusal("rephrase", raw, "--url", "http://127.0.0.1:9", "--recipe", RECIPE)
     assert "corew prepare" in line
+
+
+def test_data_shows_counts_lengths_problems_and_samples_and_writes_nothing(tmp_path):
+    raw = sums(tmp_path / "sums.jsonl")
+    prepare = ("prepare", raw, "--rephrased-column", "again", "--out")
+    corew(*prepare, tmp_path / "clean")
+    corew(*prepare, tmp_path / "all", "--quarantine", "none")
+    exam = write_rows(tmp_path / "exam.jsonl", [{"prompt": "3+3="}])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("[ac]l*/*")}
+    assert len(before) == 8
+    text = corew(
+        *("data", tmp_path / "clean", "--tokenizer", LAB_POLICY, "--max-tokens", 9),
+        *("--against", f"exam={exam}", "--samples", 10),
+    )
+    assert "10 questions from sums" in text
+    assert "10 with an answer, 10 with a rephrasing" in text
+    assert "original, tokens: median 4, 99 % 10, longest 10, 1 over 9" in text
+    assert "1 verbatim in exam" in text
+    assert "sums-9  answer: 15" in text
+    assert "rephrased: add 1,2,3,4,5:" in text
+    assert "1 rephrasing placeholder" in corew("data", tmp_path / "all")
+    assert "median 1" in corew("data", raw)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("[ac]l*/*")} == before
+    assert "need a file that exists" in refusal("data", tmp_path / "none.jsonl")
+    # A tokenizer that cannot read the questions is the user's choice.
+    assert "tokenizer cannot read" in refusal("data", tmp_path / "all", "--tokenizer", LAB_POLICY)

@@ -45,10 +45,15 @@ class PrepareReport:
         ]
         out += _section("quarantined", self.quarantined)
         out += _section("dropped", self.dropped)
-        out += _section("found (a row may stand in several lines)", self.found)
-        out += self._contamination()
-        out += _section("notes", self.notes)
-        return out
+        return out + self.problem_lines()
+
+    def problem_lines(self) -> list[str]:
+        """What was found in the rows, whatever became of them."""
+        return [
+            *_section("found (a row may stand in several lines)", self.found),
+            *self._contamination(),
+            *_section("notes", self.notes),
+        ]
 
     def _contamination(self) -> list[str]:
         if not self.evaluation_sets:

@@ -91,7 +91,7 @@ class _RowReader:
             return
         prepared = PreparedRow(
             id=row_id,
-            source=self._name,
+            source=row["source"] if self._layout == PREPARED else self._name,
             messages=original,
             answer=self._answer(item),
             rephrased_messages=(
