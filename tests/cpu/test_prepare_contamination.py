@@ -66,6 +66,9 @@ def test_drawings_alone_make_no_match():
     exam = index(f"{LONG} {drawing}")
     assert exam.find(f"{drawing} What is the area of this other figure with all its sides?") is None
     assert exam.find(f"{LONG} [asy] dot((2,2)); [/asy]").kind == "n-grams"
+    # Nor does another drawing in the middle hide the words around it.
+    first, last = " ".join(WORDS[:12]), " ".join(WORDS[12:])
+    assert exam.find(f"{first} [asy] dot((2,2)); [/asy] {last}").share == 1.0
 
 
 def test_the_first_set_and_the_first_question_win_a_tie():
