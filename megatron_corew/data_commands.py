@@ -60,7 +60,7 @@ def prepare(
         typer.Option(
             help="Fault of a rephrasing that quarantines the pair (missing, placeholder, "
             "identical, 'diagram lost', 'numbers lost', 'too short', 'too long', 'another "
-            "script', or none); the first four by default."
+            "language', or none); the first four by default."
         ),
     ] = None,
     overlap: Annotated[
@@ -319,7 +319,7 @@ def rephrase(
     """Let a model say every question in other words, and keep what stands the checks.
 
     A rephrasing is refused when it is a placeholder, the original, loses numbers or diagram code,
-    or is of another length or script; preserve.samples=8 also lets the model solve both versions.
+    or is of another length or language; preserve.samples=8 also lets the model solve both versions.
     Refused ones are tried again with another seed, then quarantined. Every attempt goes into
     attempts.jsonl at once: the same command goes on where an interrupted one stopped.
     """

@@ -270,7 +270,7 @@ def test_which_faults_quarantine_is_a_choice_and_the_others_are_counted():
 def test_a_pair_leaves_together_when_either_prompt_is_too_long(side):
     config = DataConfig(train="x", chat_template=False)
     renderer = PromptRenderer(config, byte_tokenizer())
-    fits = {"text": "what is six?", "rephrased": "six is what?"}
+    fits = {"text": "what is six, please?", "rephrased": "six is what?"}
     long = {"text": "what is nine?", "rephrased": "nine is what?", side: "what, then, is nine?!"}
     rows = [question(1, **fits), question(2, **long)]
     prepared = fates(*rows, renderer=renderer, limit=20, quarantine=())

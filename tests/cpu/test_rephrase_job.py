@@ -138,7 +138,7 @@ def test_a_fault_is_tried_again_with_another_seed_and_given_up_at_last(tmp_path)
         ("", "missing", ""),
         (rows(1)[0].question, "identical", "Tom has"),
         ("Ann: 20 - 5", "too short", "20 - 5"),
-        ("安有20个梨 卖掉5个 还剩几个 她家里一共还有多少个", "another script", "安"),
+        ("安有20个梨 卖掉5个 还剩几个 她家里一共还有多少个", "another language", "安"),
     ],
 )
 def test_what_comes_back_is_checked_like_what_comes_in_a_file(tmp_path, text, reason, detail):

@@ -19,7 +19,7 @@ RephrasingFault = Literal[
     "numbers lost",
     "too short",
     "too long",
-    "another script",
+    "another language",
 ]
 
 # What a rewriting model leaves behind when it repeats its template: "<rewritten question>". A
@@ -64,6 +64,18 @@ _WORDS = {
     "1000000": "million millionth",
 }
 _NUMBER_OF_WORD = {word: number for number, words in _WORDS.items() for word in words.split()}
+_ENGLISH_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """the of and to is are was were be been what which who how many much that this these those
+        with from for by at on it its has have had if then than each there their they them as find
+        one two first let where when will would can does do""",
+    )
+)
+_ENGLISH = 0.1
+"""Share of such words in a text of English: seldom below 0.2 in problems, near 0 elsewhere."""
+_MIN_WORDS = 12
+_FORMULA = re.compile(r"\$[^$]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\[a-zA-Z]+", re.S)
 _TENS = {str(tens) for tens in range(20, 100, 10)}
 # Greek letters stand in formulas of any language.
 _SCRIPTS_OF_FORMULAS = {
@@ -118,8 +130,8 @@ def rephrasing_faults(
         found.append("too short")
     if length > max(limits.max_length * plain, limits.slack):
         found.append("too long")
-    if _scripts(rephrased) - _scripts(original) - _SCRIPTS_OF_FORMULAS:
-        found.append("another script")
+    if _is_in_another_language(original, rephrased):
+        found.append("another language")
     return tuple(found)
 
 
@@ -185,6 +197,22 @@ def without_diagrams(text: str) -> str:
 
 def _flat(text: str) -> str:
     return " ".join(text.split())
+
+
+def _is_in_another_language(original: str, rephrased: str) -> bool:
+    """Whether a text brings in a script, or leaves English: no other language is known here."""
+    if _scripts(rephrased) - _scripts(original) - _SCRIPTS_OF_FORMULAS:
+        return True
+    was, now = _english_share(original), _english_share(rephrased)
+    return was is not None and now is not None and was > _ENGLISH > now
+
+
+def _english_share(text: str) -> float | None:
+    """Share of words that only English sentences are full of; None: too few words to tell."""
+    words = re.findall(r"[^\W\d_]{2,}", _FORMULA.sub(" ", without_diagrams(text)).lower())
+    if len(words) < _MIN_WORDS:
+        return None
+    return sum(word in _ENGLISH_WORDS for word in words) / len(words)
 
 
 def _scripts(text: str) -> set[str]:

@@ -60,7 +60,7 @@ class CheckConfig(Section):
         "numbers lost",
         "too short",
         "too long",
-        "another script",
+        "another language",
     )
     """Faults that are not accepted."""
     limits: RephrasingLimits = RephrasingLimits()
