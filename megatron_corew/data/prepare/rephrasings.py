@@ -74,7 +74,7 @@ _ENGLISH_WORDS = frozenset(
 )
 _ENGLISH = 0.1
 """Share of such words in a text of English: seldom below 0.2 in problems, near 0 elsewhere."""
-_MIN_WORDS = 12
+_MIN_WORDS = 8
 _FORMULA = re.compile(r"\$[^$]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\[a-zA-Z]+", re.S)
 _TENS = {str(tens) for tens in range(20, 100, 10)}
 # Greek letters stand in formulas of any language.
