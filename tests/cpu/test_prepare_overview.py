@@ -25,6 +25,7 @@ def test_a_histogram_covers_all_values_in_bins_of_equal_width():
 
 def test_equal_values_make_one_full_bar_and_rare_ones_still_show():
     assert histogram([0, 0]) == [f"  0 to 0 {'█' * BAR}  2"]
+    assert len(histogram([0, 100])) == 10
     lines = histogram([1] * 5000 + [9])
     assert "▏" in lines[9]
     assert len({len(line.rpartition(" ")[0]) for line in lines}) == 1

@@ -128,6 +128,10 @@ def test_rows_that_are_no_questions_are_named_with_their_reason(tmp_path):
         ("a-4", "no answer"),
     ]
     assert source.total == 5
+    # Of these, only the rows with a question read back from the quarantine file.
+    write_quarantine(source.broken, tmp_path / "quarantine.jsonl")
+    back = read_prepared(str(tmp_path / "quarantine.jsonl"), knob="DATA")
+    assert [row.id for row in back] == ["a-3", "a-4"]
 
 
 def test_one_pair_with_two_answers_is_quarantined_and_the_others_stay(tmp_path):
@@ -180,6 +184,11 @@ def test_prepared_questions_prepared_again_keep_their_ids_and_what_is_known(tmp_
     write_prepared([question(4)], path)
     (row,) = read_request(Request(what=str(path))).rows
     assert row == question(4)
+    # A second file with rephrasings wins over those that are there.
+    other = tmp_path / "other.parquet"
+    write_prepared([question(4, text="Said in another way: 4?", rephrased=None)], other)
+    (row,) = read_request(Request(what=str(path), rephrased=str(other))).rows
+    assert row.rephrasing == "Said in another way: 4?"
 
 
 def test_quarantined_rows_read_back_as_questions(tmp_path):

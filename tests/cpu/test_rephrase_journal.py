@@ -58,6 +58,7 @@ def test_the_new_question_is_what_stands_between_the_markers(answer, expected):
 def test_without_markers_the_whole_answer_is_the_new_question():
     plain = recipe(prompt={"template": "{question}"})
     assert read_answer(plain, " new\n") == "new"
+    assert read_answer(plain, "<think>hm</think>\nnew") == "new"
 
 
 def test_the_version_names_what_decides_a_rephrasing_and_nothing_else():
