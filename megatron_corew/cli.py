@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from megatron_corew import data_commands, launch, preflight
+from megatron_corew import data_commands, launch, preflight, rephrase_command
 from megatron_corew.config import Config
 from megatron_corew.config_file import load_config
 from megatron_corew.methods import METHODS
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_commands.app)
+app.add_typer(rephrase_command.app)
 
 
 @app.command(epilog="Example: corew train configs/runs/demo.yaml method=majority_vote run.steps=20")

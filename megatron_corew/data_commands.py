@@ -1,7 +1,6 @@
-"""`corew prepare`, `corew data`, `corew rephrase`: the commands that make data."""
+"""`corew prepare` makes clean data, `corew data` shows them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -11,19 +10,77 @@ from megatron_corew.config import DataConfig
 from megatron_corew.terminal import console, one_line_errors
 
 if TYPE_CHECKING:
-    from megatron_corew.answers.judge import AnswerJudge
     from megatron_corew.data.prepare.pipeline import Prepared
     from megatron_corew.data.prepare.reading import Request
     from megatron_corew.data.prepare.rows import SourceRows
-    from megatron_corew.data.prepare.schema import PreparedRow
     from megatron_corew.data.prepare.settings import PrepareSettings
     from megatron_corew.data.rendering import PromptRenderer
-    from megatron_corew.data.rephrase.job import Rephrased
-    from megatron_corew.data.rephrase.journal import Journal
-    from megatron_corew.data.rephrase.settings import RephraseConfig
 
 app = typer.Typer()
 _LONGEST: int = DataConfig.model_fields["max_prompt_tokens"].default
+
+# The options of `corew prepare`.
+_What = Annotated[
+    str,
+    typer.Argument(
+        help="math, dapo, open-rs, math-test, math500, gsm8k, amc, aime24, aime25, a hub id, "
+        "or a file (.parquet, .jsonl, .json)."
+    ),
+]
+_Out = Annotated[Path | None, typer.Option(help="Folder to write; data/NAME by default.")]
+_Original = Annotated[
+    str | None, typer.Option(help="File of the questions, in place of the hub's.")
+]
+_Rephrased = Annotated[
+    str | None, typer.Option(help="File of the rephrased questions, joined by id.")
+]
+_Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Evaluation set that must not be trained on: a name, NAME=FILE, or none. May "
+        "stand several times; those of the paper by default."
+    ),
+]
+_Keep = Annotated[
+    bool, typer.Option("--keep", help="Keep contaminated questions; they are still reported.")
+]
+_Quarantine = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Fault of a rephrasing that quarantines the pair (missing, placeholder, "
+        "identical, 'diagram lost', 'numbers lost', 'too short', 'too long', 'another "
+        "language', or none); the first four by default."
+    ),
+]
+_Overlap = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Share of an evaluation question's 13-grams that counts as contamination; 0.6 by "
+        "default, 1 finds only whole questions.",
+    ),
+]
+_Tokenizer = Annotated[
+    Path | None, typer.Option(help="The policy's folder: drop prompts that are too long.")
+]
+_MaxPromptTokens = Annotated[
+    int, typer.Option(min=1, help="Longest prompt of either view, in tokens.")
+]
+_SystemPrompt = Annotated[
+    str | None, typer.Option(help="System message of the run, counted in the length.")
+]
+_ChatTemplateFile = Annotated[
+    str | None, typer.Option(help="Chat template of the run, for models without one.")
+]
+_Split = Annotated[str | None, typer.Option(help="Split of a hub data set.")]
+_Subset = Annotated[str | None, typer.Option(help="Configuration of a hub data set.")]
+_PromptColumn = Annotated[str | None, typer.Option(help="Column of the question.")]
+_RephrasedColumn = Annotated[
+    str | None, typer.Option(help="Column of the rephrasing in the same file.")
+]
+_AnswerColumn = Annotated[str | None, typer.Option(help="Column of the answer.")]
+_IdColumn = Annotated[str | None, typer.Option(help="Column that joins the views.")]
 
 
 @app.command(
@@ -31,67 +88,24 @@ _LONGEST: int = DataConfig.model_fields["max_prompt_tokens"].default
     "train_rewrite_Qwen3-32B.parquet --against math-test=test.parquet --out data/math"
 )
 def prepare(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="math, dapo, open-rs, math-test, math500, gsm8k, amc, aime24, aime25, a hub id, "
-            "or a file (.parquet, .jsonl, .json)."
-        ),
-    ],
-    out: Annotated[Path | None, typer.Option(help="Folder to write; data/NAME by default.")] = None,
-    original: Annotated[
-        str | None, typer.Option(help="File of the questions, in place of the hub's.")
-    ] = None,
-    rephrased: Annotated[
-        str | None, typer.Option(help="File of the rephrased questions, joined by id.")
-    ] = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Evaluation set that must not be trained on: a name, NAME=FILE, or none. May "
-            "stand several times; those of the paper by default."
-        ),
-    ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep contaminated questions; they are still reported.")
-    ] = False,
-    quarantine: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Fault of a rephrasing that quarantines the pair (missing, placeholder, "
-            "identical, 'diagram lost', 'numbers lost', 'too short', 'too long', 'another "
-            "language', or none); the first four by default."
-        ),
-    ] = None,
-    overlap: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Share of an evaluation question's 13-grams that counts as contamination; 0.6 by "
-            "default, 1 finds only whole questions.",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="The policy's folder: drop prompts that are too long.")
-    ] = None,
-    max_prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Longest prompt of either view, in tokens.")
-    ] = _LONGEST,
-    system_prompt: Annotated[
-        str | None, typer.Option(help="System message of the run, counted in the length.")
-    ] = None,
-    chat_template_file: Annotated[
-        str | None, typer.Option(help="Chat template of the run, for models without one.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="Split of a hub data set.")] = None,
-    subset: Annotated[str | None, typer.Option(help="Configuration of a hub data set.")] = None,
-    prompt_column: Annotated[str | None, typer.Option(help="Column of the question.")] = None,
-    rephrased_column: Annotated[
-        str | None, typer.Option(help="Column of the rephrasing in the same file.")
-    ] = None,
-    answer_column: Annotated[str | None, typer.Option(help="Column of the answer.")] = None,
-    id_column: Annotated[str | None, typer.Option(help="Column that joins the views.")] = None,
+    what: _What,
+    out: _Out = None,
+    original: _Original = None,
+    rephrased: _Rephrased = None,
+    against: _Against = None,
+    keep: _Keep = False,
+    quarantine: _Quarantine = None,
+    overlap: _Overlap = None,
+    tokenizer: _Tokenizer = None,
+    max_prompt_tokens: _MaxPromptTokens = _LONGEST,
+    system_prompt: _SystemPrompt = None,
+    chat_template_file: _ChatTemplateFile = None,
+    split: _Split = None,
+    subset: _Subset = None,
+    prompt_column: _PromptColumn = None,
+    rephrased_column: _RephrasedColumn = None,
+    answer_column: _AnswerColumn = None,
+    id_column: _IdColumn = None,
 ) -> None:
     """Make one clean file of questions from any source, and say what was left out and why.
 
@@ -283,143 +297,3 @@ def _measure(
         return len(renderer.prompt(text, "original", text[:40]).token_ids)
 
     return tokens, "tokens", max_tokens
-
-
-@app.command(
-    epilog="Example: corew rephrase data/math --model models/Qwen3-32B --out data/math-rephrased"
-)
-def rephrase(
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="What `corew prepare` wrote: a folder, its questions.parquet, or "
-            "its quarantine.jsonl."
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Hugging Face folder: start a vLLM server with it on this machine."),
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="Address of a running OpenAI-compatible server.")
-    ] = None,
-    recipe: Annotated[
-        Path, typer.Option(help="YAML file with prompt, sampling and checks.")
-    ] = Path("configs/rephrase/qwen3_32b.yaml"),
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write; DATA-rephrased by default.")
-    ] = None,
-    only_missing: Annotated[
-        bool, typer.Option("--only-missing", help="Keep the rephrasings that are there.")
-    ] = False,
-) -> None:
-    """Let a model say every question in other words, and keep what stands the checks.
-
-    A rephrasing is refused when it is a placeholder, the original, loses numbers or diagram code,
-    or is of another length or language; preserve.samples=8 also lets the model solve both versions.
-    Refused ones are tried again with another seed, then quarantined. Every attempt goes into
-    attempts.jsonl at once: the same command goes on where an interrupted one stopped.
-    """
-    with one_line_errors():
-        from megatron_corew.config_file import load_section
-        from megatron_corew.data.prepare.schema import read_prepared
-        from megatron_corew.data.rephrase.journal import Journal
-        from megatron_corew.data.rephrase.output import write_rephrased
-        from megatron_corew.data.rephrase.settings import RephraseConfig
-
-        if (model is None) == (url is None):
-            raise ValueError("--model or --url: need one of the two, got both or none.")
-        chosen = [f"model={model}"] if model is not None else []
-        config = load_section(recipe, RephraseConfig, [*chosen, *(overrides or [])])
-        rows = read_prepared(data, knob="DATA")
-        folder = out or _beside(Path(data))
-        # The journal first: a second job on the same folder must not wait for a server.
-        with (
-            Journal(folder / "attempts.jsonl") as journal,
-            _rephrasing_server(config, url, folder) as (address, post_mortem),
-        ):
-            wanted = [row for row in rows if not (only_missing and row.rephrased_messages)]
-            done = _rephrase(config, wanted, journal, address, post_mortem)
-        for line in write_rephrased(done, rows, folder):
-            console.print(line)
-
-
-def _beside(data: Path) -> Path:
-    """The folder for new rephrasings: DATA-rephrased, next to the folder of the questions."""
-    folder = data if data.is_dir() else data.resolve().parent
-    return folder.with_name(f"{folder.name}-rephrased")
-
-
-@contextmanager
-def _rephrasing_server(
-    config: "RephraseConfig", url: str | None, folder: Path
-) -> Iterator[tuple[str, Callable[[], str]]]:
-    """The address of a server, started here unless one was given, and its post-mortem."""
-    if url is not None:
-        yield url, lambda: ""
-        return
-    if not (Path(config.model) / "config.json").is_file():
-        raise ValueError(
-            f"--model: need a Hugging Face folder with a config.json, got {config.model!r}. "
-            "Download the model first, or give the address of a server by --url."
-        )
-    import torch
-
-    from megatron_corew.rollout.server import VllmServer
-
-    server = VllmServer(
-        config.model,
-        config.servers,
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        seed=config.sampling.seed,
-        log_path=folder / "server.log",
-        on_gpu=torch.cuda.is_available(),
-    )
-    try:
-        server.start()
-        with console.status(f"starting a vLLM server with {config.model}"):
-            server.wait_until_healthy()
-        yield server.address, server.post_mortem
-    finally:
-        server.stop()
-
-
-def _rephrase(
-    config: "RephraseConfig",
-    rows: "Sequence[PreparedRow]",
-    journal: "Journal",
-    address: str,
-    post_mortem: Callable[[], str],
-) -> "Rephrased":
-    from megatron_corew.data.rephrase.progress import RephraseProgress
-    from megatron_corew.data.rephrase.service import rephrase_all
-
-    with _judge() as judge, RephraseProgress(console, len(rows)) as progress:
-        return rephrase_all(
-            config,
-            rows,
-            journal,
-            judge,
-            address=address,
-            post_mortem=post_mortem,
-            on_done=progress.count,
-        )
-
-
-def _judge() -> "AnswerJudge":
-    """The judge of a run with default knobs; it starts no process before it needs one."""
-    from megatron_corew.answers.judge import AnswerJudge
-    from megatron_corew.config import AnswersConfig
-
-    knobs = AnswersConfig()
-    return AnswerJudge(
-        equivalence=knobs.equivalence,
-        tie=knobs.tie,
-        min_share=knobs.min_share,
-        verify_timeout_s=knobs.verify_timeout_s,
-        verify_workers=knobs.verify_workers,
-    )

@@ -80,7 +80,8 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     "run": (EVERYTHING, {"rich", "torch"}),
     "export": (EVERYTHING, {"rich"}),
     "terminal": (set(), {"rich", "typer"}),
-    "data_commands": (EVERYTHING, {"torch", "typer"}),
+    "data_commands": (EVERYTHING, {"typer"}),
+    "rephrase_command": (EVERYTHING, {"torch", "typer"}),
     "cli": (EVERYTHING, {"rich", "typer"}),
 }
 

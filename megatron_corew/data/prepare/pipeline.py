@@ -15,6 +15,7 @@ from megatron_corew.data.prepare.lengths import prompt_tokens
 from megatron_corew.data.prepare.quarantine import Quarantined
 from megatron_corew.data.prepare.rephrasings import (
     RephrasingFault,
+    RephrasingLimits,
     diagrams,
     lost_numbers,
     rephrasing_faults,
@@ -75,12 +76,7 @@ def prepare_rows(
     Raises:
         ValueError: a question cannot be rendered at all.
     """
-    # Whether a data set has rephrasings is a property of the set: only then can one be missing.
-    paired = any(row.rephrased_messages is not None for row in source.rows)
-    faults = {
-        row.id: rephrasing_faults(row.question, row.rephrasing, settings.limits) if paired else ()
-        for row in source.rows
-    }
+    faults = _faults(source.rows, settings.limits)
     contaminated = {
         found.row.id: found for row in source.rows if (found := _search(row, index)) is not None
     }
@@ -158,6 +154,18 @@ class _Fates:
         if len(kept) < len(rows):
             self.dropped[reason] += len(rows) - len(kept)
         return kept
+
+
+def _faults(
+    rows: Sequence[PreparedRow], limits: RephrasingLimits
+) -> dict[str, tuple[RephrasingFault, ...]]:
+    """Id -> faults of the rephrasing, for all rows."""
+    # Whether a data set has rephrasings is a property of the set: only then can one be missing.
+    paired = any(row.rephrased_messages is not None for row in rows)
+    return {
+        row.id: rephrasing_faults(row.question, row.rephrasing, limits) if paired else ()
+        for row in rows
+    }
 
 
 def _search(row: PreparedRow, index: EvaluationIndex) -> Contaminated | None:
