@@ -2,19 +2,18 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from megatron_corew import launch, preflight
+from megatron_corew import data_commands, launch, preflight, rephrase_command
 from megatron_corew.config import Config
 from megatron_corew.config_file import load_config
 from megatron_corew.methods import METHODS
 from megatron_corew.runs import RunFolder
+from megatron_corew.terminal import console, one_line_errors
 
 app = typer.Typer(
     help="Train language models to reason without labels: Co-rewarding on Megatron-Core and vLLM.",
@@ -23,18 +22,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-_console = Console(highlight=False, markup=False, soft_wrap=True)
-_errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Users' and the world's errors end the command with one line and exit code 1."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        _errors.print(f"error: {error}", style="red")
-        raise typer.Exit(1) from error
+app.add_typer(data_commands.app)
+app.add_typer(rephrase_command.app)
 
 
 @app.command(epilog="Example: corew train configs/runs/demo.yaml method=majority_vote run.steps=20")
@@ -49,7 +38,7 @@ def train(
     Starts the trainer's processes and a vLLM server on this machine. Under torchrun or srun it
     is one of the processes itself.
     """
-    with _one_line_errors():
+    with one_line_errors():
         config = load_config(config_file, overrides or [])
         launch.join_slurm()
         folder = RunFolder.of(config)
@@ -61,12 +50,12 @@ def train(
 
 def _start(config: Config, folder: RunFolder) -> None:
     for note in preflight.check(config):
-        _console.print(note)
+        console.print(note)
     with folder.locked():
         folder.prepare(config)
         done = folder.latest_step() or 0
         if done == config.run.steps:
-            _console.print(f"{folder.path} is finished: all {done} steps are done.")
+            console.print(f"{folder.path} is finished: all {done} steps are done.")
         else:
             _train(config, folder, done)
     _sum_up(folder)
@@ -74,11 +63,11 @@ def _start(config: Config, folder: RunFolder) -> None:
 
 def _train(config: Config, folder: RunFolder, done: int) -> None:
     if done:
-        _console.print(f"resuming {folder.path} after step {done}")
-    _console.print(
+        console.print(f"resuming {folder.path} after step {done}")
+    console.print(
         f"trainer processes to start: {config.parallel.processes}; logs are in {folder.logs}"
     )
-    _console.print("the first step follows when the vLLM server has started")
+    console.print("the first step follows when the vLLM server has started")
     code = launch.start_processes(config, folder)
     if code != 0:
         saved = folder.latest_step()
@@ -97,7 +86,7 @@ def _work(config: Config, folder: RunFolder) -> None:
     # Every rank looks: a rank that found a fault alone would leave the others waiting for it.
     notes = preflight.check(config)
     for note in notes if driver else ():
-        _console.print(note)
+        console.print(note)
     with folder.locked() if driver else nullcontext():
         run(config)
     if driver:
@@ -110,8 +99,8 @@ def _sum_up(folder: RunFolder) -> None:
     from megatron_corew.observe.summary import summary_text
 
     write_report(folder.path)
-    _console.print()
-    _console.print(summary_text(read_metrics(folder.path), folder=folder.path))
+    console.print()
+    console.print(summary_text(read_metrics(folder.path), folder=folder.path))
 
 
 @app.command(epilog="Example: corew export runs/mine exported/mine --step 40")
@@ -123,19 +112,19 @@ def export(
     overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder that transformers and vLLM load."""
-    with _one_line_errors():
+    with one_line_errors():
         from megatron_corew.export import export_checkpoint
 
         written = export_checkpoint(
             RunFolder(run_folder), out, step=step, teacher=teacher, overwrite=overwrite
         )
-        _console.print(written)
+        console.print(written)
 
 
 @app.command(epilog="Example: corew report runs/demo")
 def report(run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
     """Write the report of a run, finished or not, and print its summary."""
-    with _one_line_errors():
+    with one_line_errors():
         if not run_folder.is_dir():
             raise ValueError(f"RUN_FOLDER: need the folder of a run, got {run_folder}.")
         _sum_up(RunFolder(run_folder))
@@ -147,7 +136,7 @@ def methods() -> None:
     for name, method in METHODS.items():
         views = " and ".join(method.views)
         label = f"{method.labeller}, other view" if method.crossed else method.labeller
-        _console.print(
+        console.print(
             f"{name:<25} trains {views:<23} label: {label:<21} "
             f"KL to the {method.kl_reference} reference, {method.kl_coef}"
         )

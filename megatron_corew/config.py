@@ -59,6 +59,8 @@ class DataConfig(Section):
     """Held-out questions with answers, same forms as ``train``; None: no evaluation."""
     eval_rephrased: str | None = None
     """Rephrasings of the held-out questions, as ``train_rephrased``."""
+    subset: str | None = None
+    """Configuration of a hub data set, as ``main`` of openai/gsm8k; None: its default."""
     split: str = "train"
     """Split to take from a hub data set for training."""
     eval_split: str = "test"
@@ -72,9 +74,11 @@ class DataConfig(Section):
     id_column: str | None = None
     """Column that joins the views, dotted for nested fields; None: the row number."""
     system_prompt: str | None = None
-    """System message put before questions that are plain text; None: none."""
+    """System message put before every question; None: only what the data bring along."""
     chat_template: bool = True
-    """True: render with the tokenizer's chat template; False: the question text as it is."""
+    """True: render with a chat template; False: the question text as it is."""
+    chat_template_file: str | None = None
+    """Jinja file used instead of the tokenizer's own template, as for a base model without one."""
     max_prompt_tokens: Count = 512
     """Longer prompts are dropped and counted; a pair is dropped when either side is longer."""
     max_questions: Count | None = None

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +19,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from megatron_corew.config import Config
+
+S = TypeVar("S", bound=BaseModel)
 
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _YAML_STARTS = ("[", "{", '"', "'")
@@ -61,8 +63,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ValueError: an unreadable file, an unknown key, a value of the wrong kind, or a rule across
             keys is broken; one line that names the dotted key.
     """
+    return load_section(path, Config, overrides)
+
+
+def load_section(path: str | Path, schema: type[S], overrides: Sequence[str] = ()) -> S:
+    """Read a YAML file of any schema; files, overrides and errors are those of ``load_config``."""
     try:
-        tree = OmegaConf.merge(_defaults(Config), *_layers(Path(path), ()))
+        tree = OmegaConf.merge(_defaults(schema), *_layers(Path(path), ()))
         for override in overrides:
             key, value = _parse_override(override)
             OmegaConf.update(tree, key, value, merge=True, force_add=True)
@@ -70,9 +77,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {error.full_key or 'config'}: {_first_line(error)}") from error
     try:
-        return Config.model_validate(values)
+        return schema.model_validate(values)
     except ValidationError as error:
-        raise ValueError(" ".join(_explain(detail) for detail in error.errors())) from error
+        explained = (_explain(detail, schema) for detail in error.errors())
+        raise ValueError(" ".join(explained)) from error
 
 
 def save_config(config: Config, path: str | Path) -> None:
@@ -214,7 +222,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _explain(detail: ErrorDetails) -> str:
+def _explain(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     """One pydantic error as: key, what was needed, what was got."""
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
     key, message = key.removeprefix("."), detail["msg"]
@@ -222,7 +230,7 @@ def _explain(detail: ErrorDetails) -> str:
         # A rule of the schema: its text already names the knob.
         return str(detail["ctx"]["error"])
     if detail["type"] == "extra_forbidden":
-        return _explain_unknown(key)
+        return _explain_unknown(key, schema)
     if detail["type"] == "missing":
         return f"{key}: needed, got nothing. Set {key} in the file or on the command line."
     need = _NEEDS.get(detail["type"], message.removeprefix("Input should be "))
@@ -231,16 +239,16 @@ def _explain(detail: ErrorDetails) -> str:
     return f"{key}: need {need}, got {_shown(detail['input'])}."
 
 
-def _explain_unknown(key: str) -> str:
-    known = [name for name, _ in _known_keys(Config)]
+def _explain_unknown(key: str, schema: type[BaseModel]) -> str:
+    known = [name for name, _ in _known_keys(schema)]
     section, _, leaf = key.rpartition(".")
     # Either the right name in the wrong section, or a slip in the right one.
     elsewhere = [name for name in known if name.rpartition(".")[2] == leaf]
     close = elsewhere or difflib.get_close_matches(key, known, n=1, cutoff=0.7)
     if close:
         return f"{key}: unknown key. Did you mean {' or '.join(close)}?"
-    siblings = [name for name, parent in _known_keys(Config) if parent == section]
-    sections = list(Config.model_fields)
+    siblings = [name for name, parent in _known_keys(schema) if parent == section]
+    sections = list(schema.model_fields)
     return f"{key}: unknown key. Known keys here: {', '.join(siblings if section else sections)}."
 
 

@@ -45,13 +45,21 @@ def tokenizer(config: Config) -> "PreTrainedTokenizerFast":
     Raises:
         ValueError: the folder has no tokenizer.json.
     """
+    return load_tokenizer(model_folder(config), knob="model.path")
+
+
+def load_tokenizer(folder: Path, *, knob: str) -> "PreTrainedTokenizerFast":
+    """The tokenizer of a Hugging Face folder, nothing else of it is needed.
+
+    Raises:
+        ValueError: the folder has no tokenizer.json; the message names the knob.
+    """
     # AutoTokenizer makes the same object of the same file, but imports the models: 3 s more.
     from transformers import PreTrainedTokenizerFast
 
-    folder = model_folder(config)
     if not (folder / "tokenizer.json").exists():
         raise ValueError(
-            f"model.path: need a folder with a tokenizer.json, got {folder} without. Save the "
+            f"{knob}: need a folder with a tokenizer.json, got {folder} without. Save the "
             "tokenizer there with transformers (save_pretrained)."
         )
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)

@@ -1,29 +1,19 @@
-"""Questions become prompts: rendered, tokenised once, filtered with every loss counted.
-
-Which begin-of-text token a prompt gets: with the chat template, the one the template writes;
-without it, the one the tokenizer puts before a text of its own accord. Nothing else is added,
-so a prompt never has two and never ends with an end token.
-"""
+"""Questions become prompts, filtered with every loss counted."""
 
 import random
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jinja2 import TemplateError
-
 from megatron_corew.config import DataConfig
+from megatron_corew.data.prepare.rephrasings import is_placeholder
+from megatron_corew.data.rendering import PromptRenderer
 from megatron_corew.data.views import Item, Messages, Pairing, Split, read_pairing
 from megatron_corew.types import Prompt, Question, View
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# What a rewriting model leaves behind when it repeats its template: "<rewritten question>". A
-# whole question in angle brackets, digits and formulas included, is still a question.
-_PLACEHOLDER = re.compile(r"\s*<[A-Za-z _-]{1,40}>\s*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +76,7 @@ def load_questions(
     """
     if which == "train" and limit is None:
         limit = config.max_questions
-    render = _Renderer(config, tokenizer)
+    render = PromptRenderer(config, tokenizer)
     pairing = read_pairing(
         config,
         which,
@@ -151,78 +141,11 @@ class QuestionStream:
         return tuple(self._questions[place] for place in places)
 
 
-class _Renderer:
-    """Questions of one data set to text and token ids."""
-
-    def __init__(self, config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> None:
-        if config.chat_template and not tokenizer.chat_template:
-            raise ValueError(
-                "data.chat_template: need a tokenizer with a chat template, got one without. Set "
-                "data.chat_template=false."
-            )
-        if config.system_prompt is not None and not config.chat_template:
-            raise ValueError(
-                "data.system_prompt: needs data.chat_template=true, got false. Put the text into "
-                "the questions or set data.system_prompt=null."
-            )
-        self._config = config
-        self._tokenizer = tokenizer
-        first = tokenizer("")["input_ids"][:1]
-        has_bos = tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
-        self._prefix = first if has_bos and not config.chat_template else []
-
-    def prompt(self, question: str | Messages, view: View, question_id: str) -> Prompt:
-        """Render and tokenise one view."""
-        if self._config.chat_template:
-            text = self._with_template(question, question_id)
-        elif isinstance(question, str):
-            text = question
-        else:
-            raise ValueError(
-                "data.chat_template: need true for questions that are messages, got false "
-                f"(question {question_id}). Set data.chat_template=true."
-            )
-        try:
-            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        except Exception as error:
-            # The tokenizers library raises bare exceptions: there is no narrower type to name.
-            raise ValueError(
-                f"data: the policy's tokenizer cannot read the {view} question {question_id} "
-                f"({text[:60]!r}): {error}. Choose data or a model.path that fit each other."
-            ) from error
-        return Prompt(
-            question_id=question_id, view=view, text=text, token_ids=(*self._prefix, *ids)
-        )
-
-    def _with_template(self, question: str | Messages, question_id: str) -> str:
-        system = self._config.system_prompt
-        if not isinstance(question, str):
-            if system is not None:
-                raise ValueError(
-                    "data.system_prompt: is for questions that are plain text, got messages "
-                    f"(question {question_id}). Set data.system_prompt=null."
-                )
-            messages = [dict(message) for message in question]
-        else:
-            messages = [{"role": "system", "content": system}] if system is not None else []
-            messages.append({"role": "user", "content": question})
-        try:
-            text = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
-            )
-        except TemplateError as error:
-            raise ValueError(
-                f"data.chat_template: the tokenizer's template refuses question {question_id}: "
-                f"{error}. Change the messages or set data.chat_template=false."
-            ) from error
-        return str(text)
-
-
 class _QuestionMaker:
     """Items to questions, counting what cannot be used."""
 
     def __init__(
-        self, render: _Renderer, max_tokens: int, needs_rephrasings: bool, needs_answers: bool
+        self, render: PromptRenderer, max_tokens: int, needs_rephrasings: bool, needs_answers: bool
     ) -> None:
         self._render = render
         self._max_tokens = max_tokens
@@ -286,7 +209,7 @@ class _QuestionMaker:
 def _rephrasing_fault(rephrased: str | Messages | None) -> str | None:
     if rephrased is None or _is_empty(rephrased):
         return "without a rephrasing"
-    if _PLACEHOLDER.fullmatch(_last_text(rephrased)):
+    if is_placeholder(_last_text(rephrased)):
         return "with a placeholder as rephrasing"
     return None
 

@@ -16,13 +16,14 @@ LAB_EVAL_ROWS = 256
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
 
-def read_rows(source: str, *, split: str, knob: str) -> Sequence[Row]:
+def read_rows(source: str, *, split: str, knob: str, subset: str | None = None) -> Sequence[Row]:
     """Read all rows of a file or of a split of a hub data set.
 
     Args:
         source: a .parquet, .jsonl or .json file, or a hub id ``owner/name``.
         split: split of a hub data set; a file has none.
         knob: the dotted key that named the source, for messages.
+        subset: configuration of a hub data set; None: its default.
 
     Returns:
         The rows in the order of the file.
@@ -32,7 +33,9 @@ def read_rows(source: str, *, split: str, knob: str) -> Sequence[Row]:
         RuntimeError: the hub cannot be reached.
     """
     datasets.disable_progress_bars()
-    rows = _read_hub(source, split, knob) if _is_hub_id(source) else _read_file(source, knob)
+    rows = (
+        _read_hub(source, split, subset, knob) if _is_hub_id(source) else _read_file(source, knob)
+    )
     if not len(rows):
         raise ValueError(f"{knob}: need at least one row, got none in {source}.")
     return rows
@@ -129,9 +132,9 @@ def _read_file(source: str, knob: str) -> Sequence[Row]:
     return cast(Sequence[Row], table)
 
 
-def _read_hub(source: str, split: str, knob: str) -> Sequence[Row]:
+def _read_hub(source: str, split: str, subset: str | None, knob: str) -> Sequence[Row]:
     try:
-        table = datasets.load_dataset(source, split=split)
+        table = datasets.load_dataset(source, name=subset, split=split)
     except ConnectionError as error:
         raise RuntimeError(
             f"{knob}: the hub cannot be reached for {source!r}: {error}. "

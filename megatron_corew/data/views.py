@@ -52,19 +52,28 @@ class Pairing:
             ValueError: a question that is neither text nor messages, an answer with no one
                 spelling, or partners whose answers differ.
         """
-        for item_id, row in self.rows.items():
-            partner = self.partners.get(item_id) if self.rephrased_column else None
-            answer = _answer(self.config, row, item_id)
-            if partner is not None and partner is not row:
-                self._refuse_another_answer(item_id, answer, partner)
-            yield Item(
-                id=item_id,
-                original=_question(row, self.config.prompt_column, item_id),
-                rephrased=_question(partner, self.rephrased_column, item_id)
-                if partner is not None and self.rephrased_column
-                else None,
-                answer=answer,
-            )
+        for item_id in self.rows:
+            yield self.item(item_id)
+
+    def item(self, item_id: str) -> Item:
+        """One question.
+
+        Raises:
+            ValueError: as ``items``.
+        """
+        row = self.rows[item_id]
+        partner = self.partners.get(item_id) if self.rephrased_column else None
+        answer = _answer(self.config, row, item_id)
+        if partner is not None and partner is not row:
+            self._refuse_another_answer(item_id, answer, partner)
+        return Item(
+            id=item_id,
+            original=_question(row, self.config.prompt_column, item_id),
+            rephrased=_question(partner, self.rephrased_column, item_id)
+            if partner is not None and self.rephrased_column
+            else None,
+            answer=answer,
+        )
 
     def _refuse_another_answer(self, item_id: str, answer: str | None, partner: Row) -> None:
         column = self.config.answer_column
@@ -114,7 +123,9 @@ def read_pairing(
         )
         rows, second = read_lab(split, lab_rows), None
     else:
-        rows = read_rows(source, split=_hub_split(config, split), knob=f"data.{split}")
+        rows = read_rows(
+            source, split=_hub_split(config, split), subset=config.subset, knob=f"data.{split}"
+        )
     _require_columns(config, rows, source, needs_answers=needs_answers)
     if second is not None:
         return _pair_files(config, split, rows, second)
@@ -140,7 +151,7 @@ def _pair_files(config: DataConfig, split: Split, rows: Sequence[Row], second: s
             f"data.rephrased_column: need one place of the rephrasings, got two: the column "
             f"{config.rephrased_column!r} and {knob}. Set one of them to null."
         )
-    others = read_rows(second, split=_hub_split(config, split), knob=knob)
+    others = read_rows(second, split=_hub_split(config, split), subset=config.subset, knob=knob)
     if config.id_column is None and len(rows) != len(others):
         raise ValueError(
             f"{knob}: need as many rows as data.{split} to pair them by row number, got "

@@ -312,8 +312,8 @@ def test_a_path_that_does_not_exist_is_refused_and_never_asked_of_the_hub(
 
 
 def test_a_hub_that_cannot_be_reached_is_the_worlds_fault(monkeypatch):
-    def offline(name, *, split):
-        assert (name, split) == ("owner/sums", "train")
+    def offline(path, *, name, split):
+        assert (path, name, split) == ("owner/sums", None, "train")
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)

@@ -1,9 +1,17 @@
 """The question stream: whole epochs, and resuming at any step without a state."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from megatron_corew.data.prompts import QuestionStream
+from megatron_corew.config import DataConfig
+from megatron_corew.data.prompts import QuestionStream, load_questions
 from megatron_corew.types import Prompt, Question
+from tests.cpu.test_data_prompts import byte_tokenizer, own_cache  # noqa: F401
 
 
 def questions(count: int) -> list[Question]:
@@ -54,3 +62,51 @@ def test_the_order_is_the_same_on_every_machine():
 def test_more_prompts_per_step_than_questions_are_refused():
     with pytest.raises(ValueError, match=r"rollout\.prompts_per_step: need at most the 3 usable"):
         QuestionStream(questions(3), prompts_per_step=4, seed=0)
+
+
+def test_filtering_and_shuffling_never_part_a_question_from_its_rephrasing(tmp_path):
+    rows = [{"key": f"k{at}", "prompt": f"ask {at}", "again": f"again {at}"} for at in range(6)]
+    rows[1]["again"] = ""
+    rows[4]["prompt"] = "ask 4 " + "x" * 40
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({**row, "answer": row["key"]}) + "\n" for row in rows))
+    config = DataConfig(
+        train=str(path),
+        id_column="key",
+        rephrased_column="again",
+        answer_column="answer",
+        chat_template=False,
+        max_prompt_tokens=16,
+    )
+    loaded = load_questions(
+        config, byte_tokenizer(), which="train", needs_rephrasings=True, needs_answers=True
+    )
+    stream = QuestionStream(loaded.questions, prompts_per_step=2, seed=11)
+    seen = [question for step in (1, 2, 3, 4) for question in stream.batch_at(step)]
+    assert sorted(question.id for question in seen) == sorted(["k0", "k2", "k3", "k5"] * 2)
+    assert [question.id for question in seen[:4]] != ["k0", "k2", "k3", "k5"]
+    for question in seen:
+        number = question.id.removeprefix("k")
+        assert question.prompts["original"].text == f"ask {number}"
+        assert question.prompts["rephrased"].text == f"again {number}"
+        assert question.answer == question.id
+
+
+def test_the_order_knows_neither_ranks_nor_the_hash_seed():
+    program = (
+        "from tests.cpu.test_data_stream import *\n"
+        "print(ids(QuestionStream(questions(30), prompts_per_step=4, seed=3), range(1, 15)))"
+    )
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "RANK": rank, "WORLD_SIZE": world, "PYTHONHASHSEED": rank},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for rank, world in (("0", "1"), ("3", "4"))
+    }
+    here = ids(QuestionStream(questions(30), prompts_per_step=4, seed=3), range(1, 15))
+    assert orders == {f"{here}\n"}

@@ -53,6 +53,12 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
         {"config", "lab.task", "types"},
         {"datasets", "jinja2", "torch", "transformers"},
     ),
+    # Answers stand inside solutions, and copies of a question may contradict each other.
+    "data.prepare": (
+        {"answers.boxes", "answers.keys", "config", "data.rendering", "data.sources", "data.views"},
+        {"datasets"},
+    ),
+    "data.rephrase": ({"config", "data.prepare", "types"}, {"httpx", "pydantic", "rich"}),
     "lab": ({"types"}, {"rich", "safetensors", "tokenizers", "torch", "transformers", "typer"}),
     "evaluate": ({"ranks", "types"}, set()),
     "observe": ({"config", "types"}, {"jinja2", "rich", "torch", "wandb", "yaml"}),
@@ -75,6 +81,9 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     "preflight": (EVERYTHING, {"transformers"}),
     "run": (EVERYTHING, {"rich", "torch"}),
     "export": (EVERYTHING, set()),
+    "terminal": (set(), {"rich", "typer"}),
+    "data_commands": (EVERYTHING, {"typer"}),
+    "rephrase_command": (EVERYTHING, {"torch", "typer"}),
     "cli": (EVERYTHING, {"rich", "typer"}),
 }
 
