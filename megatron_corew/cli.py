@@ -114,6 +114,39 @@ def _sum_up(folder: RunFolder) -> None:
     _console.print(summary_text(read_metrics(folder.path), folder=folder.path))
 
 
+@app.command(epilog="Example: corew serve configs/runs/demo.yaml --port 8001")
+def serve(
+    config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+    ] = None,
+) -> None:
+    """Be a vLLM server that a run can be pointed at (servers.policy, servers.teacher)."""
+    with _one_line_errors():
+        import torch
+
+        from megatron_corew.rollout.serve import serve as become_server
+
+        config = load_config(config_file, overrides or [])
+        model = str(preflight.model_folder(config))
+        become_server(config, model=model, port=port, on_gpu=torch.cuda.is_available())
+
+
+@app.command(
+    epilog="Example: corew wait runs/mine/config.yaml 'servers.policy=[http://node2:8001]'"
+)
+def wait(
+    config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+    ] = None,
+) -> None:
+    """Return when every addressed server of a run answers."""
+    with _one_line_errors():
+        preflight.wait_for_servers(load_config(config_file, overrides or []))
+
+
 @app.command(epilog="Example: corew export runs/mine exported/mine --step 40")
 def export(
     run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")],

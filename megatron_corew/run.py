@@ -22,6 +22,7 @@ from megatron_corew.rollout.client import ServerClient
 from megatron_corew.rollout.end_tokens import end_token_ids
 from megatron_corew.rollout.sampler import Sampler, Sampling, ServerPool
 from megatron_corew.rollout.server import VllmServer
+from megatron_corew.rollout.token import token_of
 from megatron_corew.runs import RunFolder
 from megatron_corew.types import Prompt, Question, RolloutGroup, View, ViewLabels
 
@@ -147,7 +148,9 @@ def _samplers(config: Config, server: VllmServer | None) -> tuple[Sampler, Sampl
     """The policy's and the teacher's access to the servers; they may share one."""
 
     def clients(addresses: tuple[str, ...]) -> list[ServerClient]:
-        return [ServerClient(a, timeout_s=config.servers.request_timeout_s) for a in addresses]
+        timeout_s = config.servers.request_timeout_s
+        token = token_of(config.servers)
+        return [ServerClient(a, timeout_s=timeout_s, token=token) for a in addresses]
 
     def connect() -> None:
         if server is not None:
@@ -168,6 +171,7 @@ def _samplers(config: Config, server: VllmServer | None) -> tuple[Sampler, Sampl
     make = partial(
         Sampler,
         sampling=training_sampling(config),
+        bucket_folder=Path(config.servers.bucket_folder),
         bucket_bytes=config.servers.bucket_mb * 2**20,
         dtype=DTYPES[config.model.dtype],
     )
