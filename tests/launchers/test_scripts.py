@@ -160,8 +160,8 @@ esac
 """
 
 
-def run_job(tmp_path: Path, *, server_s: float, trainer_s: float, trainer_code: int = 0):
-    """Run the job script of one machine with a stand-in for Python."""
+def run_script(tmp_path: Path, name: str, *, policy: str | None = None, **stand_in: object):
+    """Run a script of one machine with a stand-in for Python, and maybe one for the servers."""
     python = tmp_path / "python"
     python.write_text(FAKE_PYTHON)
     python.chmod(0o755)
@@ -170,15 +170,12 @@ def run_job(tmp_path: Path, *, server_s: float, trainer_s: float, trainer_code: 
     )
     bundle = bundle_of(cluster, Wish(), parallel={"tensor": 2})
     bundle.write()
+    if policy is not None:
+        (bundle.folder / "policy.sh").write_text(policy)
+    variables = {"TRAINER_CODE": 0, "COREW_LOGS": tmp_path, "CALLS": tmp_path / "calls"} | stand_in
     return subprocess.run(
-        ["bash", str(bundle.job)],
-        env=os.environ
-        | {
-            "CALLS": str(tmp_path / "calls"),
-            "SERVER_S": str(server_s),
-            "TRAINER_S": str(trainer_s),
-            "TRAINER_CODE": str(trainer_code),
-        },
+        ["bash", str(bundle.folder / name)],
+        env=os.environ | {key: str(value) for key, value in variables.items()},
         capture_output=True,
         text=True,
         timeout=60,
@@ -187,16 +184,20 @@ def run_job(tmp_path: Path, *, server_s: float, trainer_s: float, trainer_code: 
 
 def test_the_job_ends_with_the_trainers_code_and_takes_the_servers_with_it(tmp_path):
     # The servers would sleep longer than the test may take.
-    assert run_job(tmp_path, server_s=600, trainer_s=0).returncode == 0
-    failed = run_job(tmp_path, server_s=600, trainer_s=0, trainer_code=7)
+    assert run_script(tmp_path, "job.sh", SERVER_S=600, TRAINER_S=0).returncode == 0
+    failed = run_script(tmp_path, "job.sh", SERVER_S=600, TRAINER_S=0, TRAINER_CODE=7)
     assert failed.returncode == 7
     assert "ended with code 7" in failed.stdout
 
 
 def test_a_server_that_ends_well_before_the_trainer_fails_the_job(tmp_path):
-    done = run_job(tmp_path, server_s=0, trainer_s=600)
+    done = run_script(tmp_path, "job.sh", SERVER_S=0, TRAINER_S=600)
     assert done.returncode == 1
     assert "servers ended" in done.stderr
+    # NeMo-Run's monitor takes the code of the first task that ends, so the task itself says 1.
+    assert run_script(tmp_path, "policy.sh", SERVER_S=0, TRAINER_S=600).returncode == 1
+    # A step whose nodes vanish may end with 0 too.
+    assert run_script(tmp_path, "job.sh", policy="exit 0", TRAINER_S=600).returncode == 1
 
 
 def test_a_job_goes_back_to_the_queue_so_often_and_no_more(tmp_path):
