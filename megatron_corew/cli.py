@@ -174,6 +174,28 @@ def report(run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")
         _sum_up(RunFolder(run_folder))
 
 
+@app.command(epilog="Example: corew doctor configs/runs/demo.yaml --json")
+def doctor(
+    config_file: Annotated[
+        Path | None, typer.Argument(help="YAML file of a run that should start here.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of findings.")] = False,
+) -> None:
+    """Say what is installed and on, what a run lacks, and the command that mends it.
+
+    Exits with 1 when something is bad.
+    """
+    with _one_line_errors():
+        from megatron_corew.doctor.command import diagnose
+
+        config = load_config(config_file, overrides or []) if config_file else None
+        if not diagnose(config, as_json=as_json):
+            raise typer.Exit(1)
+
+
 @app.command()
 def methods() -> None:
     """List the method presets."""

@@ -75,6 +75,10 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     ),
     # Wiring: these may know all the others.
     "launch": ({"config", "rollout.child_of", "runs"}, set()),
+    "doctor": (
+        {"config", "preflight"},
+        {"packaging", "psutil", "rich", "torch"},
+    ),
     "preflight": (EVERYTHING, {"transformers"}),
     "run": (EVERYTHING, {"rich", "torch"}),
     "export": (EVERYTHING, {"rich"}),
