@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-deps --disable-pip-vers
 .PHONY: demo test test-all check setup smollm2 launcher lock launcher-lock clean
 
 demo: setup  ## Train the built-in policy with Co-rewarding-III, two trainer processes and a vLLM server
-	$(BIN)/corew train configs/runs/demo.yaml run.name=demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/corew demo
 
 test: setup  ## Default tests (CPU, real gloo processes, real vLLM)
 	$(BIN)/python -m pytest

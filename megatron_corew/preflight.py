@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SERVER_POLL_S = 1.0
 LAB_POLICY = Path(__file__).parent / "lab" / "policy"
+DEMO = Path(__file__).parent / "lab" / "demo.yaml"
 
 
 def model_folder(config: Config) -> Path:
