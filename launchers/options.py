@@ -43,7 +43,8 @@ def run_command(start: Callable[[Launch, bool], str], *, help: str, example: str
         config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
         cluster: Annotated[Path, typer.Option(help="YAML file of the cluster.")],
         overrides: Annotated[
-            list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+            list[str] | None,
+            typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
         ] = None,
         nodes: Annotated[int, typer.Option(min=1, help="Trainer nodes.")] = 1,
         policy_nodes: Annotated[

@@ -42,7 +42,8 @@ def _one_line_errors() -> Iterator[None]:
 def train(
     config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
     ] = None,
 ) -> None:
     """Train a run, or resume it from its last checkpoint.
@@ -63,7 +64,8 @@ def train(
 @app.command(epilog="Example: corew demo --steps 3")
 def demo(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps instead of 40.")] = None,
 ) -> None:
@@ -135,7 +137,8 @@ def serve(
     config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
     ] = None,
 ) -> None:
     """Be a vLLM server that a run can be pointed at (servers.policy, servers.teacher)."""
@@ -155,7 +158,8 @@ def serve(
 def wait(
     config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
     ] = None,
 ) -> None:
     """Return when every addressed server of a run answers."""
@@ -196,7 +200,8 @@ def doctor(
         Path | None, typer.Argument(help="YAML file of a run that should start here.")
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of findings.")] = False,
 ) -> None:
