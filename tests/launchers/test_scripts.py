@@ -1,8 +1,11 @@
 """The scripts of a job: what they export, how they start and end, what Slurm is told."""
 
 import os
+import signal
 import stat
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from megatron_corew.config_file import load_config
 from tests.launchers.facts import cluster_of, run_of
 
 ROOT = Path(__file__).parents[2]
+STUBS = Path(__file__).parent / "stubs"
 
 
 def bundle_of(cluster=None, wish=None, **run):
@@ -198,6 +202,48 @@ def test_a_server_that_ends_well_before_the_trainer_fails_the_job(tmp_path):
     assert run_script(tmp_path, "policy.sh", SERVER_S=0, TRAINER_S=600).returncode == 1
     # A step whose nodes vanish may end with 0 too.
     assert run_script(tmp_path, "job.sh", policy="exit 0", TRAINER_S=600).returncode == 1
+
+
+@pytest.mark.parametrize(("sent", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_a_signalled_job_ends_its_steps_and_only_before_the_time_limit_requeues_itself(
+    tmp_path, sent, requeued
+):
+    python = tmp_path / "python"
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    cluster = cluster_of(gpus_per_node=0, workdir=str(tmp_path), python=str(python))
+    bundle = bundle_of(cluster, Wish(), parallel={"tensor": 2})
+    bundle.write()
+    environment = {
+        "PATH": f"{STUBS}:{os.environ['PATH']}",
+        "STUB_DIR": str(tmp_path),
+        "STUB_NODES": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "all",
+        "CALLS": str(tmp_path / "calls"),
+        "SERVER_S": "600",
+        "TRAINER_S": "600",
+    }
+    job = subprocess.Popen(["bash", str(bundle.job)], env=environment, start_new_session=True)
+    calls = tmp_path / "calls"
+    wait_until(lambda: calls.exists() and "torch.distributed.run" in calls.read_text())
+    job.send_signal(sent)
+    assert job.wait(60) == 143
+    assert ("scontrol requeue 7" in (tmp_path / "calls.log").read_text()) == requeued
+    # Nothing of the job's session is left.
+    wait_until(lambda: not session_lives(job.pid))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def session_lives(session: int) -> bool:
+    done = subprocess.run(["ps", "-o", "pid=", "-s", str(session)], capture_output=True, text=True)
+    return bool(done.stdout.strip())
 
 
 def test_a_job_goes_back_to_the_queue_so_often_and_no_more(tmp_path):
