@@ -36,16 +36,19 @@ def config(**servers: object) -> Config:
 def late_server():
     """A port where a server answers a moment after the first look."""
     port = free_port("127.0.0.1")
+    started = threading.Event()
     servers = []
 
     def start():
         time.sleep(0.3)
         servers.append(HTTPServer(("127.0.0.1", port), Healthy))
+        started.set()
         servers[0].serve_forever()
 
-    thread = threading.Thread(target=start)
+    thread = threading.Thread(target=start, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{port}"
+    assert started.wait(10)
     servers[0].shutdown()
     thread.join()
     servers[0].server_close()
