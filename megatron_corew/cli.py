@@ -3,17 +3,19 @@
 import os
 import sys
 from contextlib import nullcontext
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from checkpoint_tools.command import one_line_errors
 from megatron_corew import data_commands, launch, preflight, rephrase_command
 from megatron_corew.config import Config
 from megatron_corew.config_file import load_config
 from megatron_corew.methods import METHODS
 from megatron_corew.runs import RunFolder
-from megatron_corew.terminal import console, one_line_errors
+from megatron_corew.terminal import console
 
 app = typer.Typer(
     help="Train language models to reason without labels: Co-rewarding on Megatron-Core and vLLM.",
@@ -30,7 +32,8 @@ app.add_typer(rephrase_command.app)
 def train(
     config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Knobs to change, as section.key=value.")
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
     ] = None,
 ) -> None:
     """Train a run, or resume it from its last checkpoint.
@@ -46,6 +49,22 @@ def train(
             _work(config, folder)
         else:
             _start(config, folder)
+
+
+@app.command(epilog="Example: corew demo --steps 3")
+def demo(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps instead of 40.")] = None,
+) -> None:
+    """Train the built-in policy with Co-rewarding-III on this machine, in minutes on a CPU."""
+    with one_line_errors():
+        named = [f"run.name=demo-{datetime.now():%Y%m%d-%H%M%S}"]
+        named += [] if steps is None else [f"run.steps={steps}"]
+        config = load_config(preflight.DEMO, named + (overrides or []))
+        _start(config, RunFolder.of(config))
 
 
 def _start(config: Config, folder: RunFolder) -> None:
@@ -103,6 +122,41 @@ def _sum_up(folder: RunFolder) -> None:
     console.print(summary_text(read_metrics(folder.path), folder=folder.path))
 
 
+@app.command(epilog="Example: corew serve configs/runs/demo.yaml --port 8001")
+def serve(
+    config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
+    ] = None,
+) -> None:
+    """Be a vLLM server that a run can be pointed at (servers.policy, servers.teacher)."""
+    with one_line_errors():
+        import torch
+
+        from megatron_corew.rollout.serve import serve as become_server
+
+        config = load_config(config_file, overrides or [])
+        model = str(preflight.model_folder(config))
+        become_server(config, model=model, port=port, on_gpu=torch.cuda.is_available())
+
+
+@app.command(
+    epilog="Example: corew wait runs/mine/config.yaml 'servers.policy=[http://node2:8001]'"
+)
+def wait(
+    config_file: Annotated[Path, typer.Argument(help="YAML file of the run.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
+    ] = None,
+) -> None:
+    """Return when every addressed server of a run answers."""
+    with one_line_errors():
+        preflight.wait_for_servers(load_config(config_file, overrides or []))
+
+
 @app.command(epilog="Example: corew export runs/mine exported/mine --step 40")
 def export(
     run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
@@ -128,6 +182,30 @@ def report(run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")
         if not run_folder.is_dir():
             raise ValueError(f"RUN_FOLDER: need the folder of a run, got {run_folder}.")
         _sum_up(RunFolder(run_folder))
+
+
+@app.command(epilog="Example: corew doctor configs/runs/demo.yaml --json")
+def doctor(
+    config_file: Annotated[
+        Path | None, typer.Argument(help="YAML file of a run that should start here.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Knobs to change, as section.key=value, or further YAML files."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of findings.")] = False,
+) -> None:
+    """Say what is installed and on, what a run lacks, and the command that mends it.
+
+    Exits with 1 when something is bad.
+    """
+    with one_line_errors():
+        from megatron_corew.doctor.command import diagnose
+
+        config = load_config(config_file, overrides or []) if config_file else None
+        can_run = diagnose(config, as_json=as_json)
+    if not can_run:
+        raise typer.Exit(1)
 
 
 @app.command()

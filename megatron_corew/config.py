@@ -126,7 +126,13 @@ class ServersConfig(Section):
     host: str = "127.0.0.1"
     """Interface that a started server binds to."""
     bucket_mb: Count = 64
-    """Largest piece of a weight push, in MB; it goes through shared memory on this host."""
+    """Largest piece of a weight push, in MB."""
+    bucket_folder: str = "/dev/shm"
+    """Folder through which weights reach the servers: shared memory of this host, or a folder that
+    the servers' hosts share."""
+    token_file: str | None = None
+    """File (mode 600) with the token that the servers ask for; None: none. Needed by a server
+    that listens on more than loopback."""
     start_timeout_s: Positive = 300.0
     """Seconds a server may take until it is healthy."""
     request_timeout_s: Positive = 600.0

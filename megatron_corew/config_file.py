@@ -7,6 +7,7 @@ quoted it is text. Files may build on others (``extends``) and refer to other ke
 """
 
 import difflib
+import itertools
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,7 +55,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Args:
         path: YAML file. Its ``extends`` names one file or a list, relative to itself; later ones
             win over earlier ones, the file over all of them.
-        overrides: ``section.key=value``; they win over the files. Lists as ``[a,b]``.
+        overrides: ``section.key=value``; they win over the files. Lists as ``[a,b]``. A name that
+            ends in ``.yaml`` is a further file, which wins over the ones before it.
 
     Returns:
         The checked configuration, with every default filled in.
@@ -69,8 +71,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def load_section(path: str | Path, schema: type[S], overrides: Sequence[str] = ()) -> S:
     """Read a YAML file of any schema; files, overrides and errors are those of ``load_config``."""
     try:
-        tree = OmegaConf.merge(_defaults(schema), *_layers(Path(path), ()))
-        for override in overrides:
+        files = [path, *filter(_is_file, overrides)]
+        layers = [layer for file in files for layer in _layers(Path(file), ())]
+        tree = OmegaConf.merge(_defaults(schema), *layers)
+        for override in itertools.filterfalse(_is_file, overrides):
             key, value = _parse_override(override)
             OmegaConf.update(tree, key, value, merge=True, force_add=True)
         values = OmegaConf.to_container(tree, resolve=True)
@@ -168,6 +172,10 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: need keys and values, got {_shown(values)}.")
     return values
+
+
+def _is_file(override: str) -> bool:
+    return override.endswith(".yaml") and "=" not in override
 
 
 def _parse_override(override: str) -> tuple[str, Any]:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from checkpoint_tools.command import one_line_errors
 from megatron_corew.config import DataConfig
-from megatron_corew.terminal import console, one_line_errors
+from megatron_corew.terminal import console
 
 if TYPE_CHECKING:
     from megatron_corew.data.prepare.pipeline import Prepared

@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import time
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 
     from megatron_corew.data.prompts import LoadedQuestions
 
+SERVER_POLL_S = 1.0
 LAB_POLICY = Path(__file__).parent / "lab" / "policy"
+DEMO = Path(__file__).parent / "lab" / "demo.yaml"
 
 
 def weights_folder(config: Config) -> Path:
@@ -126,7 +130,7 @@ def check_model(config: Config) -> None:
 
 
 def check_shared_memory(config: Config, largest_tensor_bytes: int) -> None:
-    """Refuse a weight push that /dev/shm cannot hold (a container's default is 64 MB).
+    """Refuse a weight push that its folder cannot hold (a container's /dev/shm: 64 MB).
 
     Args:
         config: the run.
@@ -135,11 +139,16 @@ def check_shared_memory(config: Config, largest_tensor_bytes: int) -> None:
     Raises:
         ValueError: how much is free and what is needed.
     """
-    free_mb = shutil.disk_usage("/dev/shm").free // 2**20
+    folder = config.servers.bucket_folder
+    if not Path(folder).is_dir():
+        raise ValueError(
+            f"servers.bucket_folder: need an existing folder, got {folder}. Create it."
+        )
+    free_mb = shutil.disk_usage(folder).free // 2**20
     needed_mb = 2 * max(config.servers.bucket_mb, largest_tensor_bytes // 2**20)
     if free_mb < needed_mb:
         raise ValueError(
-            f"servers.bucket_mb: need {needed_mb} MB free in /dev/shm for two buckets, got "
+            f"servers.bucket_mb: need {needed_mb} MB free in {folder} for two buckets, got "
             f"{free_mb} MB. Lower servers.bucket_mb or give the container more (--shm-size)."
         )
 
@@ -150,15 +159,46 @@ def check_servers(config: Config) -> None:
     Raises:
         ValueError: names the address.
     """
+    for knob, address in silent_servers(config):
+        raise ValueError(
+            f"servers.{knob}: need a running vLLM server, got no answer from {address}. Start it "
+            "(corew serve), or leave the list empty to let the run start one."
+        )
+
+
+def wait_for_servers(config: Config) -> None:
+    """Return when every addressed server answers.
+
+    Raises:
+        RuntimeError: one did not within ``servers.start_timeout_s``.
+    """
+    timeout_s = config.servers.start_timeout_s
+    deadline = time.monotonic() + timeout_s
+    while silent := silent_servers(config):
+        if time.monotonic() > deadline:
+            knob, address = silent[0]
+            raise RuntimeError(
+                f"servers.{knob}: need an answer from {address} within {timeout_s:g} s, got none. "
+                "Look into the server's log, or raise servers.start_timeout_s."
+            )
+        time.sleep(SERVER_POLL_S)
+
+
+def silent_servers(config: Config) -> list[tuple[str, str]]:
+    """Knob and address of the addressed servers that do not answer."""
     from megatron_corew.rollout.client import ServerClient
 
-    for knob, addresses in (("policy", config.servers.policy), ("teacher", config.servers.teacher)):
-        for address in addresses:
-            if not ServerClient(address, timeout_s=5.0).is_healthy():
-                raise ValueError(
-                    f"servers.{knob}: need a running vLLM server, got no answer from {address}. "
-                    "Start it, or leave the list empty to let the run start one."
-                )
+    def answers(address: str) -> bool:
+        with closing(ServerClient(address, timeout_s=5.0)) as client:
+            return client.is_healthy()
+
+    knobs = (("policy", config.servers.policy), ("teacher", config.servers.teacher))
+    return [
+        (knob, address)
+        for knob, addresses in knobs
+        for address in addresses
+        if not answers(address)
+    ]
 
 
 def check_wandb(config: Config) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megatron_corew.terminal import console, one_line_errors
+from checkpoint_tools.command import one_line_errors
+from megatron_corew.terminal import console
 
 if TYPE_CHECKING:
-    from megatron_corew.answers.judge import AnswerJudge
     from megatron_corew.data.prepare.schema import PreparedRow
     from megatron_corew.data.rephrase.job import Rephrased
     from megatron_corew.data.rephrase.journal import Journal
@@ -129,10 +129,12 @@ def _rephrase(
     address: str,
     post_mortem: Callable[[], str],
 ) -> "Rephrased":
+    from megatron_corew.config import AnswersConfig
     from megatron_corew.data.rephrase.progress import RephraseProgress
     from megatron_corew.data.rephrase.service import rephrase_all
+    from megatron_corew.judges import judge_of
 
-    with _judge() as judge, RephraseProgress(console, len(rows)) as progress:
+    with judge_of(AnswersConfig()) as judge, RephraseProgress(console, len(rows)) as progress:
         return rephrase_all(
             config,
             rows,
@@ -142,18 +144,3 @@ def _rephrase(
             post_mortem=post_mortem,
             on_done=progress.count,
         )
-
-
-def _judge() -> "AnswerJudge":
-    """The judge of a run with default knobs; it starts no process before it needs one."""
-    from megatron_corew.answers.judge import AnswerJudge
-    from megatron_corew.config import AnswersConfig
-
-    knobs = AnswersConfig()
-    return AnswerJudge(
-        equivalence=knobs.equivalence,
-        tie=knobs.tie,
-        min_share=knobs.min_share,
-        verify_timeout_s=knobs.verify_timeout_s,
-        verify_workers=knobs.verify_workers,
-    )

@@ -15,6 +15,7 @@ from megatron_corew.answers.judge import AnswerJudge
 from megatron_corew.config import Config
 from megatron_corew.config_file import load_config
 from megatron_corew.data.prompts import LoadedQuestions, QuestionStream
+from megatron_corew.judges import judge_of
 from megatron_corew.labelling import label_views
 from megatron_corew.observer import Observer
 from megatron_corew.ranks import is_driver, on_driver
@@ -22,6 +23,7 @@ from megatron_corew.rollout.client import ServerClient
 from megatron_corew.rollout.end_tokens import end_token_ids
 from megatron_corew.rollout.sampler import Sampler, Sampling, ServerPool
 from megatron_corew.rollout.server import VllmServer
+from megatron_corew.rollout.token import token_of
 from megatron_corew.runs import RunFolder
 from megatron_corew.types import Prompt, Question, RolloutGroup, View, ViewLabels
 
@@ -59,7 +61,7 @@ def run(config: Config) -> None:
         last_step = on_driver(folder.latest_step) or 0
         if last_step:
             checkpoints.load(last_step)
-        judge = stack.enter_context(closing(_judge(config)))
+        judge = stack.enter_context(closing(judge_of(config.answers)))
         sampler, teacher_sampler = _samplers(config, server)
         observer = stack.enter_context(
             Observer(
@@ -95,19 +97,6 @@ def _label_on_driver(
     method, soft_votes = config.preset, config.shaping.soft_votes
     return on_driver(
         lambda: label_views(judge, method, questions, groups, teacher_groups, soft_votes=soft_votes)
-    )
-
-
-def _judge(config: Config) -> AnswerJudge:
-    knobs = config.answers
-    return AnswerJudge(
-        equivalence=knobs.equivalence,
-        tie=knobs.tie,
-        min_share=knobs.min_share,
-        verify_timeout_s=knobs.verify_timeout_s,
-        verify_workers=knobs.verify_workers,
-        verify_memory_mb=knobs.verify_memory_mb,
-        extractors=knobs.extractors,
     )
 
 
@@ -151,7 +140,9 @@ def _samplers(config: Config, server: VllmServer | None) -> tuple[Sampler, Sampl
     """The policy's and the teacher's access to the servers; they may share one."""
 
     def clients(addresses: tuple[str, ...]) -> list[ServerClient]:
-        return [ServerClient(a, timeout_s=config.servers.request_timeout_s) for a in addresses]
+        timeout_s = config.servers.request_timeout_s
+        token = token_of(config.servers)
+        return [ServerClient(a, timeout_s=timeout_s, token=token) for a in addresses]
 
     def connect() -> None:
         if server is not None:
@@ -172,6 +163,7 @@ def _samplers(config: Config, server: VllmServer | None) -> tuple[Sampler, Sampl
     make = partial(
         Sampler,
         sampling=training_sampling(config),
+        bucket_folder=Path(config.servers.bucket_folder),
         bucket_bytes=config.servers.bucket_mb * 2**20,
         dtype=DTYPES[config.model.dtype],
     )

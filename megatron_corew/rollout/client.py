@@ -23,6 +23,7 @@ class ServerClient:
         address: str,
         *,
         timeout_s: float,
+        token: str | None = None,
         post_mortem: Callable[[], str] = lambda: "",
     ) -> None:
         self.address = address
@@ -33,7 +34,13 @@ class ServerClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         # Reading the certificates takes a noticeable time and serves no purpose without TLS.
         verify = address.startswith("https")
-        self._http = httpx.Client(base_url=address, timeout=timeout_s, limits=limits, verify=verify)
+        self._http = httpx.Client(
+            base_url=address,
+            timeout=timeout_s,
+            limits=limits,
+            verify=verify,
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+        )
 
     def is_healthy(self) -> bool:
         """Whether the server answers at all."""

@@ -1,4 +1,4 @@
-"""One weight update of one or more servers, through files in shared memory."""
+"""One weight update of one or more servers, through files in a folder that all of them see."""
 
 import secrets
 import shutil
@@ -13,8 +13,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class UpdateClient(Protocol):
@@ -31,9 +29,15 @@ class WeightPush:
     """Sends tensors to all servers in buckets; its folder is gone when it closes."""
 
     def __init__(
-        self, clients: Sequence[UpdateClient], *, bucket_bytes: int, dtype: torch.dtype
+        self,
+        clients: Sequence[UpdateClient],
+        *,
+        parent: Path,
+        bucket_bytes: int,
+        dtype: torch.dtype,
     ) -> None:
         self._clients = clients
+        self._parent = parent
         self._bucket_bytes = bucket_bytes
         self._dtype = dtype
         self._folder: Path | None = None
@@ -54,7 +58,7 @@ class WeightPush:
 
     def begin(self) -> None:
         """Make the folder, readable by this user only, and begin the update on every server."""
-        self._folder = Path(mkdtemp(prefix="corew-", dir=SHARED_MEMORY))
+        self._folder = Path(mkdtemp(prefix="corew-", dir=self._parent))
         self._on_all(lambda client: client.begin_update())
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -86,7 +90,7 @@ class WeightPush:
         except SafetensorError as error:
             raise RuntimeError(
                 f"weight push: cannot write {self._used_bytes / 1e6:.0f} MB to {self._folder}: "
-                f"{error}. Free {SHARED_MEMORY} or lower servers.bucket_mb."
+                f"{error}. Free {self._parent} or lower servers.bucket_mb."
             ) from error
         path.chmod(0o600)
         self._on_all(lambda client: client.send_bucket(str(path)))

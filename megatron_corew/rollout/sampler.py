@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -84,12 +85,14 @@ class Sampler:
         role: Role,
         *,
         sampling: Sampling,
+        bucket_folder: Path,
         bucket_bytes: int,
         dtype: torch.dtype,
     ) -> None:
         self._pool = pool
         self._role: Role = role
         self._sampling = sampling
+        self._bucket_folder = bucket_folder
         self._bucket_bytes = bucket_bytes
         self._dtype = dtype
 
@@ -115,7 +118,12 @@ class Sampler:
         """
         self._pool.holds = None
         problem: OSError | RuntimeError | None = None
-        weights = WeightPush(self._pool.clients, bucket_bytes=self._bucket_bytes, dtype=self._dtype)
+        weights = WeightPush(
+            self._pool.clients,
+            parent=self._bucket_folder,
+            bucket_bytes=self._bucket_bytes,
+            dtype=self._dtype,
+        )
         with weights:
             if is_driver():
                 problem = _problem_of(weights.begin)

@@ -16,6 +16,7 @@ import httpx
 from megatron_corew.config import ServersConfig
 from megatron_corew.rollout import child_of
 from megatron_corew.rollout.client import ServerClient
+from megatron_corew.rollout.token import MIDDLEWARE, TOKEN_FILE_VARIABLE, token_of
 
 SCHEDULER = "megatron_corew.rollout.batch_gate.BatchGate"
 WORKER_EXTENSION = "megatron_corew.rollout.shm_engine.WorkerExtension"
@@ -66,6 +67,8 @@ def server_command(
     command += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
     command += ["--scheduler-cls", SCHEDULER, "--no-async-scheduling", "--enable-prefix-caching"]
     command += ["--disable-log-stats", "--disable-uvicorn-access-log"]
+    if servers.token_file is not None:
+        command += ["--middleware", MIDDLEWARE]
     if on_gpu:
         return [*command, "--gpu-memory-utilization", str(servers.gpu_memory_share)]
     # vLLM 0.32 cannot rewind a CPU random generator, which it does when a seeded request has
@@ -89,6 +92,8 @@ def server_environment(
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    if servers.token_file is not None:
+        environment[TOKEN_FILE_VARIABLE] = servers.token_file
     # A server is no rank of the trainer's process group.
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         environment.pop(name, None)
@@ -195,7 +200,10 @@ class VllmServer:
     def client(self) -> ServerClient:
         """A client of this server whose errors carry the end of the log when it has died."""
         return ServerClient(
-            self.address, timeout_s=self._servers.request_timeout_s, post_mortem=self.post_mortem
+            self.address,
+            timeout_s=self._servers.request_timeout_s,
+            token=token_of(self._servers),
+            post_mortem=self.post_mortem,
         )
 
     def exit_code(self) -> int | None:

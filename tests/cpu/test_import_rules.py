@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("megatron_corew", "checkpoint_tools")
+PACKAGES = ("megatron_corew", "checkpoint_tools", "launchers")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 EVERYTHING = None
@@ -76,15 +76,25 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
         },
         {"torch"},
     ),
+    # Resources only, in an environment without torch.
+    "launchers": (
+        {"config", "config_file"},
+        {"jinja2", "nemo_run", "pydantic", "rich", "typer", "yaml"},
+    ),
     # Wiring: these may know all the others.
     "launch": ({"config", "rollout.child_of", "runs"}, set()),
+    "doctor": (
+        {"config", "preflight"},
+        {"packaging", "psutil", "rich", "torch"},
+    ),
     "preflight": (EVERYTHING, {"transformers"}),
     "run": (EVERYTHING, {"rich", "torch"}),
     "export": (EVERYTHING, set()),
-    "terminal": (set(), {"rich", "typer"}),
+    "judges": ({"answers", "config"}, set()),
+    "terminal": (set(), {"rich"}),
     "data_commands": (EVERYTHING, {"typer"}),
     "rephrase_command": (EVERYTHING, {"torch", "typer"}),
-    "cli": (EVERYTHING, {"rich", "typer"}),
+    "cli": (EVERYTHING, {"torch", "typer"}),
 }
 
 # Modules that a process of their own loads, by name: importing one would pull its engine in here.

@@ -1,6 +1,7 @@
 """Weights reach the servers whole, in order, and never half."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ def sampler_on(
         pool or ServerPool(clients),
         role,
         sampling=Sampling(temperature=1.0, max_tokens=8),
+        bucket_folder=Path("/dev/shm"),
         bucket_bytes=bucket_bytes,
         dtype=torch.float32,
     )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ def sampler_on(fakes: list[FakeVllm]) -> Sampler:
         ServerPool(clients),
         "policy",
         sampling=SAMPLING,
+        bucket_folder=Path("/dev/shm"),
         bucket_bytes=64,
         dtype=torch.float32,
     )

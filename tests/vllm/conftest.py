@@ -104,6 +104,7 @@ def stand(
             ServerPool([client]),
             "policy",
             sampling=SAMPLING,
+            bucket_folder=Path("/dev/shm"),
             bucket_bytes=60_000,  # several buckets, with layers cut in two
             dtype=torch.float32,
         )

@@ -231,7 +231,12 @@ def test_equal_calls_give_equal_bits_whatever_arrives_when_and_came_before(stand
     for attempt in range(3):
         pool = ServerPool([LateClient(stand, seed=attempt)])
         sampler = Sampler(
-            pool, "policy", sampling=sampling, bucket_bytes=60_000, dtype=torch.float32
+            pool,
+            "policy",
+            sampling=sampling,
+            bucket_folder=Path("/dev/shm"),
+            bucket_bytes=60_000,
+            dtype=torch.float32,
         )
         sampler.push(hf_weights(stand.model), version=1)
         if attempt == 1:

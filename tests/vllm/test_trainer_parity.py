@@ -42,7 +42,12 @@ def test_the_log_prob_gap_stays_below_1e_5_after_every_push(family, tmp_path: Pa
     server = start_server(folder, config, tmp_path)
     try:
         pool = ServerPool([server.client()])
-        knobs = {"sampling": SAMPLING, "bucket_bytes": 1 << 16, "dtype": torch.float32}
+        knobs = {
+            "sampling": SAMPLING,
+            "bucket_folder": Path("/dev/shm"),
+            "bucket_bytes": 1 << 16,
+            "dtype": torch.float32,
+        }
         sampler, teacher_sampler = (
             Sampler(pool, "policy", **knobs),
             Sampler(pool, "teacher", **knobs),

@@ -1,0 +1,1 @@
+"""Resources only: who runs where, with which command. Nothing here knows of training."""

@@ -1,0 +1,56 @@
+"""One NeMo-Run experiment: shown, or written and run."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import nemo_run as run
+
+from launchers.options import Launch
+
+PIPE_COLUMNS = 2000
+Task = tuple[str, run.Script, run.Executor]
+
+
+def start(launch: Launch, tasks: Sequence[Task], *, dry_run: bool, detach: bool) -> str:
+    """Show or run tasks that start and end together.
+
+    Args:
+        launch: its launch folder is written before anything starts.
+        tasks: name, script and executor of each; several are the steps of one job.
+        dry_run: only print what NeMo-Run would submit.
+        detach: return once the job is submitted.
+
+    Returns:
+        A summary of one or two lines.
+
+    Raises:
+        RuntimeError: the job failed, or could not be submitted.
+    """
+    title = f"corew-{launch.bundle.config.run.name}"
+    scripts, executors = [task for _, task, _ in tasks], [one for *_, one in tasks]
+    if dry_run and not sys.stdout.isatty():
+        # NeMo-Run shows scripts through rich, which would fold their lines in a pipe.
+        os.environ.setdefault("COLUMNS", str(PIPE_COLUMNS))
+    with run.Experiment(title, log_level="WARN") as experiment:
+        if len(tasks) == 1:
+            experiment.add(scripts[0], executor=executors[0], name=tasks[0][0])
+        else:
+            experiment.add(scripts, executor=executors, name="job")
+        if dry_run:
+            experiment.dryrun(delete_exp_dir=True)
+            return f"dry run: would write {launch.bundle.folder} and start {title}"
+        launch.bundle.write()
+        experiment.run(detach=detach, tail_logs=not detach)
+    job, logs = experiment.jobs[0], launch.bundle.folder.parent / "logs"
+    if detach:
+        # Slurm's accounting may not know a job yet that its queue has taken.
+        if not job.launched:
+            raise RuntimeError(
+                f"{title}: need a submitted job, got none; sbatch's words are above."
+            )
+        return f"{title}: submitted; logs will be in {logs}"
+    # Leaving the experiment waits for its job, and only then is the state final.
+    if job.state.name != "SUCCEEDED":
+        raise RuntimeError(f"{title}: need SUCCEEDED, got {job.state.name}. Logs are in {logs}.")
+    return f"{title}: {job.state.name}; logs are in {logs}"
