@@ -24,6 +24,7 @@ LAUNCHER_PYTHON = ROOT / ".venv-launcher" / "bin" / "python"
 RUN = [
     str(ROOT / "configs" / "runs" / "demo.yaml"),
     "run.steps=2",
+    "servers.start_timeout_s=540",
     "rollout.prompts_per_step=4",
     "evaluate.questions=8",
     *("--nodes", "2", "--policy-nodes", "1"),
@@ -88,7 +89,7 @@ def call(folder: Path, *command: str) -> str:
 
 def job_code(folder: Path) -> int:
     """Wait for the job and return its exit code."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not (folder / "job.rc").exists():
         assert time.monotonic() < deadline, "the job did not end"
         time.sleep(0.2)
