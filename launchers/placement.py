@@ -149,13 +149,17 @@ def _servers_on(config: Config, cluster: Cluster, gpus: tuple[int, ...]) -> list
 
 def _dedicated_pools(config: Config, cluster: Cluster, wish: Wish) -> tuple[Pool, ...]:
     servers = tuple(_servers_on(config, cluster, tuple(range(cluster.gpus_per_node))))
-    start = wish.nodes
-    ranges: list[tuple[Role, int, int]] = [("policy", start, wish.policy_nodes)]
-    if wish.teacher_nodes:
-        ranges.append(("teacher", start + wish.policy_nodes, wish.teacher_nodes))
+    port = cluster.first_port + 1
+    teachers = wish.nodes + wish.policy_nodes
+    # Ports of their own, as if all were on one machine.
+    cuts: list[tuple[Role, int, int, int]] = [
+        ("policy", wish.nodes, wish.policy_nodes, port),
+        ("teacher", teachers, wish.teacher_nodes, port + len(servers)),
+    ]
     return tuple(
-        Pool(role=role, first_node=first, nodes=n, gpus=servers, first_port=cluster.first_port + 1)
-        for role, first, n in ranges
+        Pool(role=role, first_node=first, nodes=nodes, gpus=servers, first_port=first_port)
+        for role, first, nodes, first_port in cuts
+        if nodes
     )
 
 

@@ -36,6 +36,7 @@ def test_servers_on_nodes_of_their_own_come_after_the_trainer():
     assert (placement.processes_per_node, placement.nodes) == (8, 6)
     assert (policy.first_node, policy.nodes, teacher.first_node) == (2, 3, 5)
     assert policy.gpus == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert (list(policy.ports), list(teacher.ports)) == ([29401, 29402], [29403, 29404])
     assert not placement.shares_gpus
 
 

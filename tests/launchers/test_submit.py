@@ -1,20 +1,22 @@
 """A job submitted to stand-ins for Slurm's commands really trains.
 
-The stand-ins run the generated scripts on this machine: three "nodes", two of them with one
-trainer process each (tensor parallel across the nodes), one with a vLLM server.
+The stand-ins run the generated scripts on this machine: two "nodes" with one trainer process
+each (tensor parallel across the nodes), and others with a vLLM server each.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from megatron_corew.doctor.facts import port_error
 from megatron_corew.observe.metrics import read_metrics
-from megatron_corew.rollout.server import free_port
 
 ROOT = Path(__file__).parents[2]
 STUBS = Path(__file__).parent / "stubs"
@@ -22,10 +24,30 @@ LAUNCHER_PYTHON = ROOT / ".venv-launcher" / "bin" / "python"
 RUN = [
     str(ROOT / "configs" / "runs" / "demo.yaml"),
     "run.steps=2",
+    "servers.start_timeout_s=540",
     "rollout.prompts_per_step=4",
     "evaluate.questions=8",
     *("--nodes", "2", "--policy-nodes", "1"),
 ]
+
+
+def first_of_free_ports(count: int) -> int:
+    """The first of some free ports in a row, below those that the kernel gives to clients."""
+    start = 20000 + os.getpid() % 9000
+    return next(
+        first
+        for first in range(start, 32000)
+        if not any(port_error(port) for port in range(first, first + count))
+    )
+
+
+@pytest.fixture
+def job_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for a job that does not outlive its test."""
+    yield tmp_path
+    pid = tmp_path / "job.pid"
+    if pid.exists() and not (tmp_path / "job.rc").exists():
+        os.killpg(int(pid.read_text()), signal.SIGKILL)
 
 
 def cluster_file(folder: Path) -> Path:
@@ -39,7 +61,7 @@ def cluster_file(folder: Path) -> Path:
         "cache": str(folder / "cache"),
         "bucket_folder": str(folder / "buckets"),
         "gpus_per_node": 0,
-        "first_port": free_port("127.0.0.1") // 10 * 10,
+        "first_port": first_of_free_ports(3),
         "variables": {"PYTHONPATH": str(ROOT)},
     }
     path = folder / "cluster.yaml"
@@ -52,7 +74,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PATH": f"{STUBS}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "STUB_DIR": str(folder),
-        "STUB_NODES": "3",
+        "STUB_NODES": "4",
         "NEMORUN_HOME": str(folder / "nemo"),
     }
 
@@ -67,7 +89,7 @@ def call(folder: Path, *command: str) -> str:
 
 def job_code(folder: Path) -> int:
     """Wait for the job and return its exit code."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not (folder / "job.rc").exists():
         assert time.monotonic() < deadline, "the job did not end"
         time.sleep(0.2)
@@ -91,26 +113,45 @@ def check_trained(folder: Path) -> None:
     assert token not in logs + (folder / "job.log").read_text()
 
 
+@pytest.mark.parametrize("cluster", ["slurm_plain", "slurm_pyxis_h100"])
+def test_a_dry_run_prints_the_scripts_and_the_picture_and_writes_nothing(tmp_path, cluster):
+    file = str(ROOT / "configs" / "clusters" / f"{cluster}.yaml")
+    output = call(
+        tmp_path, sys.executable, "-m", "launchers.sbatch", *RUN, "--cluster", file, "--dry-run"
+    )
+    assert "#SBATCH --nodes=3" in output
+    assert "\nnode 2  +- policy server :29401 on GPU 0\n" in output
+    assert "submit with: sbatch" in output
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_the_plain_script_trains_through_sbatch_and_srun(tmp_path):
-    cluster = cluster_file(tmp_path)
-    call(tmp_path, sys.executable, "-m", "launchers.sbatch", *RUN, "--cluster", str(cluster))
-    call(tmp_path, "sbatch", str(tmp_path / "runs/demo/launch/job.sh"))
-    check_trained(tmp_path)
-    calls = (tmp_path / "calls.log").read_text()
-    assert calls.count("--kill-on-bad-exit=1") == 2
+def test_the_plain_script_trains_through_sbatch_and_srun(job_folder):
+    cluster = cluster_file(job_folder)
+    command = [sys.executable, "-m", "launchers.sbatch", *RUN, "--cluster", str(cluster)]
+    call(job_folder, *command, "--teacher-nodes", "1")
+    call(job_folder, "sbatch", str(job_folder / "runs/demo/launch/job.sh"))
+    check_trained(job_folder)
+    calls = (job_folder / "calls.log").read_text()
+    assert calls.count("--kill-on-bad-exit=1") == 3
+    # Policy and teacher had a server each: the teacher's weights were pushed in every step.
+    assert len(list((job_folder / "runs/demo/logs/job-4242-0").glob("teacher-node0-*.log"))) == 1
+    config = (job_folder / "runs/demo/config.yaml").read_text()
+    first = yaml.safe_load(cluster.read_text())["first_port"]
+    assert f"policy:\n  - http://localhost:{first + 1}\n" in config
+    assert f"teacher:\n  - http://localhost:{first + 2}\n" in config
     assert "scontrol show hostnames all" in calls
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.skipif(not LAUNCHER_PYTHON.exists(), reason="needs `make launcher`")
-def test_nemo_run_submits_a_job_that_trains(tmp_path):
-    cluster = cluster_file(tmp_path)
+def test_nemo_run_submits_a_job_that_trains(job_folder):
+    cluster = cluster_file(job_folder)
     command = [str(LAUNCHER_PYTHON), "-m", "launchers.slurm", *RUN, "--cluster", str(cluster)]
-    call(tmp_path, *command)
-    check_trained(tmp_path)
-    calls = (tmp_path / "calls.log").read_text()
+    call(job_folder, *command)
+    check_trained(job_folder)
+    calls = (job_folder / "calls.log").read_text()
     assert "sbatch --requeue --parsable" in calls
     assert "--relative=2" in calls
