@@ -109,6 +109,7 @@ def check_model(config: Config) -> None:
     from checkpoint_tools.sources import open_source
     from megatron_corew.layout_check import check_divisible
 
+    model_folder(config)  # A missing folder is named by its knob.
     source = open_source(weights_folder(config))
     architecture = source.architecture
     check_divisible(architecture, config)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from megatron_corew.answers.judge import AnswerJudge
+from megatron_corew.config import AnswersConfig
 from megatron_corew.data.prepare.schema import PreparedRow, user_message
 from megatron_corew.data.rephrase import client
 from megatron_corew.data.rephrase.job import Rephrased
 from megatron_corew.data.rephrase.journal import Journal
 from megatron_corew.data.rephrase.service import rephrase_all
 from megatron_corew.data.rephrase.settings import RephraseConfig
+from megatron_corew.judges import judge_of
 from tests.cpu.fake_openai import FakeOpenAI, asked, serving
 
 
@@ -57,9 +58,7 @@ def recipe(**sections) -> RephraseConfig:
 
 def rephrase(fake: FakeOpenAI, questions: list[PreparedRow], path: Path, **sections) -> Rephrased:
     """Run a whole job; ``path`` is the folder of its journal."""
-    judge = AnswerJudge(
-        equivalence="math", tie="abstain", min_share=0.0, verify_timeout_s=5.0, verify_workers=1
-    )
+    judge = judge_of(AnswersConfig(verify_workers=1))
     with Journal(path / "attempts.jsonl") as journal, judge:
         return rephrase_all(
             recipe(**sections),

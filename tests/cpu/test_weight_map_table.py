@@ -182,7 +182,9 @@ def test_padding_rows_are_zero_and_never_come_back(name):
 def test_a_cut_through_a_unit_is_refused(name, changes, unit):
     # 8 ranks: 8 query heads would do, 4 key/value heads, 36 and 131 do not
     entry = entry_of(small(**changes), name)
-    with pytest.raises(ValueError, match=rf"parallel\.tensor: need a divisor of .*{unit}"):
+    with pytest.raises(
+        ValueError, match=rf"parallel\.tensor \(--tensor\): need a divisor of .*{unit}"
+    ):
         entry.split(torch.zeros(entry.megatron_shape), 0, 8)
     with pytest.raises(ValueError, match="need a divisor"):
         entry.join([torch.zeros(entry.megatron_shape)] * 8)
