@@ -30,7 +30,15 @@ def sequence_cost(architecture: Architecture) -> SequenceCost:
     """
     heads, groups = architecture.num_heads, architecture.num_kv_heads
     attention = architecture.hidden_size * architecture.head_size * 2 * (heads + groups)
-    feed_forward = 3 * architecture.hidden_size * architecture.ffn_size
+    mixture = architecture.mixture
+    # Of a mixture a token passes the chosen experts, and the router that chooses them.
+    inner = (
+        architecture.ffn_size
+        if mixture is None
+        else mixture.experts_per_token * mixture.expert_ffn_size
+    )
+    router = 0 if mixture is None else architecture.hidden_size * mixture.num_experts
+    feed_forward = 3 * architecture.hidden_size * inner + router
     width = heads * architecture.head_size
     return SequenceCost(
         linear=2.0 * architecture.num_layers * (attention + feed_forward),

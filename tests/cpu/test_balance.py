@@ -1,13 +1,33 @@
 """Packing and dealing by cost: hand-worked numbers, then what holds for any lengths."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint_tools.weight_map.architecture import Architecture
+from checkpoint_tools.weight_map.architecture import Architecture, Mixture
 from megatron_corew.mcore.balance import SequenceCost, deal, pack, sequence_cost
 
 BY_TOKENS = SequenceCost(linear=1.0, quadratic=0.0)
+
+DENSE = Architecture(
+    family="qwen3",
+    num_layers=2,
+    hidden_size=8,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=3,
+    ffn_size=16,
+    vocab_size=100,
+    tied=True,
+    qkv_bias=False,
+    qk_norm=True,
+    norm_eps=1e-6,
+    rope_theta=1e4,
+    rope_scaling=None,
+    max_positions=64,
+)
 
 
 def test_cost_grows_with_the_length_and_its_square():
@@ -15,28 +35,18 @@ def test_cost_grows_with_the_length_and_its_square():
 
 
 def test_a_models_cost_counts_its_matrices_and_causal_attention():
-    architecture = Architecture(
-        family="qwen3",
-        num_layers=2,
-        hidden_size=8,
-        num_heads=4,
-        num_kv_heads=2,
-        head_size=3,
-        ffn_size=16,
-        vocab_size=100,
-        tied=True,
-        qkv_bias=False,
-        qk_norm=True,
-        norm_eps=1e-6,
-        rope_theta=1e4,
-        rope_scaling=None,
-        max_positions=64,
-    )
-    cost = sequence_cost(architecture)
+    cost = sequence_cost(DENSE)
     # Per layer: q 8x12, k 8x6, v 8x6, out 12x8, gate, up and down 8x16 each = 672 weights.
     assert cost.linear == 2 * 2 * 672
     # Per layer: scores and values, 2 FLOPs x 12 channels each, half of them under the mask.
     assert cost.quadratic == 2 * 24
+
+
+def test_of_a_mixture_a_token_passes_the_chosen_experts_and_the_router():
+    mixture = Mixture(num_experts=8, experts_per_token=2, expert_ffn_size=5, normalise_topk=True)
+    cost = sequence_cost(replace(DENSE, mixture=mixture))
+    # Attention as above, 288; two experts of 3 x 8x5; a router of 8x8.
+    assert cost.linear == 2 * 2 * (288 + 2 * 120 + 64)
 
 
 def test_longest_first_into_the_cheapest_bin_that_has_room():
