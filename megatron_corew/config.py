@@ -198,7 +198,20 @@ class ShapingConfig(Section):
     """Full size of that penalty, subtracted from the reward. DAPO: 1."""
     drop_equal_rewards: bool = False
     """True: groups whose rewards are all equal leave the loss and its divisor, as in DAPO's dynamic
-    sampling; they are not replaced by other questions."""
+    sampling."""
+    refill_rounds: Annotated[int, Field(ge=0)] = 0
+    """Rounds of ``rollout.prompts_per_step`` further questions that a step may ask to replace the
+    groups that left; 0: they are not replaced."""
+
+    @model_validator(mode="after")
+    def refill_replaces_dropped_groups(self) -> Self:
+        """Without dropped groups there is nothing to replace."""
+        if self.refill_rounds and not self.drop_equal_rewards:
+            raise ValueError(
+                f"shaping.refill_rounds: needs shaping.drop_equal_rewards=true, got false with "
+                f"{self.refill_rounds} rounds. Set shaping.refill_rounds=0."
+            )
+        return self
 
 
 class LossConfig(Section):
@@ -391,7 +404,7 @@ class ObserveConfig(Section):
     wandb_project: str | None = None
     """Weights & Biases project; None: off. Needs the ``wandb`` extra."""
     rollout_groups: Annotated[int, Field(ge=0)] = 8
-    """Rollout groups per step and view written to rollouts.jsonl."""
+    """Rollout groups per step, view and round of questions written to rollouts.jsonl."""
 
 
 class Config(Section):

@@ -1,7 +1,9 @@
 """From the answers of a step to labels and rewards, by the method's row in the table."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import fields
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -71,6 +73,20 @@ def label_views(
         view: _label_view(judge, method, questions, part, own, taught, view, soft_votes)
         for view, part in asked.items()
     }
+
+
+def join_labels(parts: Sequence[ViewLabels]) -> ViewLabels:
+    """One view's labels over several rounds of questions, in their order.
+
+    Args:
+        parts: at least one. What one of them does not know (its truths), the whole does not.
+    """
+    columns: dict[str, Any] = {}
+    for field in fields(ViewLabels):
+        values = [getattr(part, field.name) for part in parts]
+        known = all(value is not None for value in values)
+        columns[field.name] = tuple(chain.from_iterable(values)) if known else None
+    return ViewLabels(**columns)
 
 
 def _by_view(groups: Sequence[RolloutGroup]) -> dict[View, list[RolloutGroup]]:

@@ -1,98 +1,20 @@
 """The whole algorithm, once, on one screen.
 
 Dimension key:
-    P: prompts of the step over all trained views    G: samples per prompt
-    R: P x G rollouts, ordered by (view, question, sample)    T: longest response
+    P: prompts over all trained views    G: samples per prompt
+    R: P x G trained rollouts, ordered by (view, question, sample)    T: longest response
 """
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 from torch import Tensor
 
 from megatron_corew.algo.advantages import group_advantages
 from megatron_corew.algo.schedules import ema_weight, learning_rate
-from megatron_corew.algo.shaping import Shaping
 from megatron_corew.algo.updates import make_updates
 from megatron_corew.config import Config
 from megatron_corew.data.batching import collate
-from megatron_corew.labelling import reward_matrix
-from megatron_corew.seeds import call_seed
-from megatron_corew.types import (
-    Prompt,
-    Question,
-    RolloutBatch,
-    RolloutGroup,
-    TokenScores,
-    TrainBatch,
-    View,
-    ViewLabels,
-)
-
-Stream = Iterator[tuple[str, Tensor | None]]
-
-
-class Questions(Protocol):
-    """The training data, a pure function of the step; see ``data.prompts``."""
-
-    def batch_at(self, step: int) -> Sequence[Question]: ...
-
-
-class Policy(Protocol):
-    """The trained model; see ``mcore.policy``."""
-
-    def score(self, batch: RolloutBatch) -> TokenScores: ...
-
-    def step(self, batch: TrainBatch, *, learning_rate: float) -> dict[str, float]: ...
-
-    def hf_stream(self) -> Stream: ...
-
-
-class Teacher(Protocol):
-    """A slow or still copy of the policy; see ``mcore.teacher``."""
-
-    updates: int
-
-    def update(self, weight: float) -> None: ...
-
-    def installed(self) -> AbstractContextManager[None]: ...
-
-
-class Sampler(Protocol):
-    """An inference engine holding one set of weights; see ``rollout.sampler``."""
-
-    def push(self, stream: Stream, version: int) -> None: ...
-
-    def sample(
-        self, prompts: Sequence[Prompt], *, samples: int, seed: int
-    ) -> list[RolloutGroup]: ...
-
-
-Label = Callable[
-    [Sequence[Question], Sequence[RolloutGroup], Sequence[RolloutGroup]], dict[View, ViewLabels]
-]
-"""(questions, policy groups, teacher groups) -> votes, labels and rewards; see ``labelling``."""
-
-
-class Observer(Protocol):
-    """Clock, records, evaluation and checkpoints; see ``observer``."""
-
-    def phase(self, name: str) -> AbstractContextManager[None]: ...
-
-    def before_training(self) -> None: ...
-
-    def after_step(
-        self,
-        step: int,
-        *,
-        updates: Sequence[Mapping[str, float]],
-        teacher_weight: float,
-        groups: Sequence[RolloutGroup],
-        taught: Sequence[RolloutGroup],
-        labels: Mapping[View, ViewLabels],
-        rewards_PG: Tensor,
-    ) -> None: ...
+from megatron_corew.gathering import Gatherer
+from megatron_corew.parts import Label, Observer, Policy, Questions, Sampler, Teacher
+from megatron_corew.types import RolloutBatch, TrainBatch
 
 
 def train(
@@ -112,47 +34,42 @@ def train(
     Source: Co-rewarding, arXiv:2508.00410, algorithms 1 and 2. The order within a step is the
     official code's: policy rollout, EMA with the weights before the update, teacher rollout.
     """
-    method, loss, sizes = config.preset, config.loss, config.rollout
+    loss = config.loss
+    gatherer = Gatherer(
+        config=config,
+        questions=questions,
+        policy=policy,
+        teacher=teacher,
+        sampler=sampler,
+        teacher_sampler=teacher_sampler,
+        label=label,
+        observer=observer,
+    )
     # A fresh or resumed run never samples from weights that it did not push itself.
     sampler.push(policy.hf_stream(), version=first_step - 1)
     observer.before_training()
     for step in range(first_step, config.run.steps + 1):
-        # 1. The policy answers the questions in all trained views.
-        asked = questions.batch_at(step)
-        prompts = [question.prompts[view] for view in method.views for question in asked]
-        with observer.phase("policy_rollout"):
-            seed = call_seed(config.run.seed, step, "policy")
-            groups = sampler.sample(prompts, samples=sizes.samples_per_prompt, seed=seed)
-        batch, ref_logprobs_RT, taught, weight = collate(groups), None, list[RolloutGroup](), 0.0
+        # 1. The policy answers; the teacher follows it, as it is before this step's update, and
+        #    answers too; votes make labels, labels make rewards. See ``Gatherer``.
+        weight = _teacher_weight(config, step)
+        gathered = gatherer.gather(step, teacher_weight=weight)
+        places = list(gathered.trained)
+        batch = collate([gathered.groups[place] for place in places])
 
-        # 2. The teacher follows the policy as it is before this step's update, then answers.
-        if teacher is not None:
-            weight = _teacher_weight(config, step)
-            teacher.update(weight)
-            with teacher.installed():
-                if config.kl_coef:
-                    with observer.phase("reference_forward"):
-                        ref_logprobs_RT = policy.score(batch).logprobs_RT
-                if method.labeller == "teacher":
-                    with observer.phase("teacher_push"):
-                        teacher_sampler.push(policy.hf_stream(), version=teacher.updates)
-        if method.labeller == "teacher":
-            with observer.phase("teacher_rollout"):
-                seed, samples = call_seed(config.run.seed, step, "teacher"), sizes.teacher_samples
-                taught = teacher_sampler.sample(prompts, samples=samples, seed=seed)
-
-        # 3. Votes make labels, labels make rewards, rewards make advantages.
-        with observer.phase("answers"):
-            labels = label(asked, groups, taught)
-        scores = None
-        if loss.updates_per_step > 1 or not method.needs_labels:
+        # 2. Rewards make advantages; the loss looks back at other weights than today's.
+        advantages_PG = group_advantages(
+            gathered.rewards_PG[places], divide_by_std=loss.divide_by_std
+        )
+        old_logprobs_RT = ref_logprobs_RT = None
+        if loss.updates_per_step > 1:
             with observer.phase("policy_forward"):
-                scores = policy.score(batch)
-        rewards_PG, kept_P = _rewards(config, labels, scores, batch.mask_RT)
-        advantages_PG = group_advantages(rewards_PG, divide_by_std=loss.divide_by_std)
+                old_logprobs_RT = policy.score(batch).logprobs_RT
+        if teacher is not None and config.kl_coef:
+            with teacher.installed(), observer.phase("reference_forward"):
+                ref_logprobs_RT = policy.score(batch).logprobs_RT
 
-        # 4. The optimizer steps, and the sampler gets the new weights.
-        old_logprobs_RT = None if scores is None else scores.logprobs_RT
+        # 3. The optimizer steps, and the sampler gets the new weights.
+        kept_P = gathered.kept_P[places]
         updates = _updates(config, batch, advantages_PG, kept_P, old_logprobs_RT, ref_logprobs_RT)
         with observer.phase("train"):
             done = [
@@ -162,41 +79,8 @@ def train(
         with observer.phase("push"):
             sampler.push(policy.hf_stream(), version=step)
 
-        # 5. Record, evaluate, save.
-        observer.after_step(
-            step,
-            updates=done,
-            teacher_weight=weight,
-            groups=groups,
-            taught=taught,
-            labels=labels,
-            rewards_PG=rewards_PG,
-        )
-
-
-def _rewards(
-    config: Config,
-    labels: Mapping[View, ViewLabels],
-    scores: TokenScores | None,
-    mask_RT: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The rewards of a step and which groups are trained, under the run's settings."""
-    knobs = config.shaping
-    shaping = Shaping(
-        format_reward=knobs.format_reward,
-        overlong_buffer_tokens=knobs.overlong_buffer_tokens,
-        overlong_penalty=knobs.overlong_penalty,
-        max_response_tokens=config.rollout.max_response_tokens,
-        drop_equal_rewards=knobs.drop_equal_rewards,
-    )
-    return reward_matrix(
-        labels,
-        config.preset,
-        scores,
-        mask_RT,
-        unlabelled=config.answers.unlabelled,
-        shaping=shaping,
-    )
+        # 4. Record, evaluate, save.
+        observer.after_step(step, updates=done, teacher_weight=weight, gathered=gathered)
 
 
 def _updates(

@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Self
 
-from torch import Tensor
-
 from megatron_corew.answers.judge import AnswerJudge
 from megatron_corew.config import Config
 from megatron_corew.evaluate.accuracy import Sampler, accuracy
@@ -18,11 +16,11 @@ from megatron_corew.observe.clock import PhaseClock
 from megatron_corew.observe.metrics import MetricLog
 from megatron_corew.observe.progress import Progress
 from megatron_corew.observe.rollouts import RolloutLog, rollout_records
-from megatron_corew.observe.step_metrics import mean_metrics, step_metrics
+from megatron_corew.observe.step_metrics import mean_metrics, refill_metrics, step_metrics
 from megatron_corew.ranks import is_driver
 from megatron_corew.runs import RunFolder
 from megatron_corew.seeds import call_seed
-from megatron_corew.types import Question, RolloutGroup, View, ViewLabels
+from megatron_corew.types import Gathered, Question, RolloutGroup
 
 
 class Observer:
@@ -98,10 +96,7 @@ class Observer:
         *,
         updates: Sequence[Mapping[str, float]],
         teacher_weight: float,
-        groups: Sequence[RolloutGroup],
-        taught: Sequence[RolloutGroup],
-        labels: Mapping[View, ViewLabels],
-        rewards_PG: Tensor,
+        gathered: Gathered,
     ) -> None:
         """Evaluate, record the step, and save, when it is time.
 
@@ -109,10 +104,7 @@ class Observer:
             step: the step that is done.
             updates: metrics of its optimizer updates.
             teacher_weight: share of the policy mixed into the teacher in this step.
-            groups: the policy's rollouts.
-            taught: the teacher's; empty when it does not label.
-            labels: votes, labels and rewards of every view.
-            rewards_PG: [P, G] float32, the rewards as trained on.
+            gathered: all that was asked in it.
         """
         last, evaluation = step == self._config.run.steps, dict[str, float]()
         if self._held_out and (last or _is_due(step, self._config.evaluate.every)):
@@ -120,31 +112,23 @@ class Observer:
                 evaluation = self._evaluate()
         # Recorded before it is saved: a checkpoint without its step's record would lose it.
         if self._writes:
-            rewards = rewards_PG.tolist()
-            metrics = step_metrics(groups, labels, rewards) | mean_metrics(updates) | evaluation
-            metrics["teacher/weight"] = teacher_weight
-            self._write_step(step, metrics, groups, taught, labels, rewards)
+            metrics = step_metrics(gathered.groups, gathered.labels, gathered.rewards_PG.tolist())
+            if self._config.shaping.refill_rounds:
+                metrics |= refill_metrics(gathered)
+            metrics |= mean_metrics(updates) | evaluation | {"teacher/weight": teacher_weight}
+            self._write_step(step, metrics, gathered)
         if last or _is_due(step, self._config.checkpoint.every):
             with self.phase("save"):
                 self._save(step)
 
-    def _write_step(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        groups: Sequence[RolloutGroup],
-        taught: Sequence[RolloutGroup],
-        labels: Mapping[View, ViewLabels],
-        rewards: Sequence[Sequence[float]],
-    ) -> None:
+    def _write_step(self, step: int, metrics: dict[str, float], gathered: Gathered) -> None:
         metrics |= {f"verify/{name}": count for name, count in self._judge.statistics().items()}
-        metrics |= self._throughput(_num_tokens(groups), _num_tokens(taught))
+        metrics |= self._throughput(gathered)
         now = time.monotonic()
         metrics["time/step_s"], self._step_start = now - self._step_start, now
         self._record(step, metrics | self._clock.collect())
         count = self._config.observe.rollout_groups
-        records = rollout_records(groups, labels, rewards, taught, groups_per_view=count)
-        self._rollouts.write(step, records)
+        self._rollouts.write(step, rollout_records(gathered, groups_per_view=count))
 
     def _evaluate(self) -> dict[str, float]:
         return accuracy(
@@ -156,14 +140,19 @@ class Observer:
             seed=call_seed(self._config.run.seed, 0, "evaluate"),
         )
 
-    def _throughput(self, policy_tokens: int, teacher_tokens: int) -> dict[str, float]:
+    def _throughput(self, gathered: Gathered) -> dict[str, float]:
         """Response tokens per second of every phase that works on them."""
+        asked = _num_tokens(gathered.groups)
+        trained = _num_tokens([gathered.groups[place] for place in gathered.trained])
+        # Rewards that are scores need all that was asked, old log-probs what is trained.
+        for_rewards = 0 if self._config.preset.needs_labels else asked
+        for_old_logprobs = trained if self._config.loss.updates_per_step > 1 else 0
         tokens = {
-            "policy_rollout": policy_tokens,
-            "teacher_rollout": teacher_tokens,
-            "reference_forward": policy_tokens,
-            "policy_forward": policy_tokens,
-            "train": policy_tokens,
+            "policy_rollout": asked,
+            "teacher_rollout": _num_tokens(gathered.taught),
+            "reference_forward": trained,
+            "policy_forward": for_rewards + for_old_logprobs,
+            "train": trained,
         }
         seconds = self._clock.seconds()
         return {

@@ -3,7 +3,7 @@
 Dimension key:
     R: rollouts of one batch, ordered by (view, question, sample)
     T: longest response of the batch, in tokens
-    G: samples per prompt (the group)
+    P: prompts asked in a step    G: samples per prompt (the group)
 """
 
 from collections.abc import Mapping
@@ -108,6 +108,26 @@ class ViewLabels:
     """Per question: 1.0 where the policy's own vote is the true answer."""
     teacher_agrees: tuple[float, ...] | None = None
     """Per question: 1.0 where policy and teacher elect the same answer; None: no teacher's vote."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathered:
+    """All that was asked in a step, ordered by (view, round, question); made by ``gathering``."""
+
+    groups: tuple[RolloutGroup, ...]
+    """P groups, the policy's rollouts."""
+    taught: tuple[RolloutGroup, ...]
+    """The teacher's in the same order; empty when it does not label."""
+    labels: Mapping[View, ViewLabels]
+    """Of every trained view, over all rounds."""
+    rewards_PG: "Tensor"
+    """[P, G] float32, as trained on."""
+    kept_P: "Tensor"
+    """[P] bool, False: outside the loss and its divisor wherever the group goes."""
+    rounds: tuple[int, ...]
+    """P numbers: the round in which each group was asked; 0 is the first."""
+    trained: tuple[int, ...]
+    """Ascending places in ``groups`` of the step's batch: equally many of every view."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

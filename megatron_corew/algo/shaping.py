@@ -56,7 +56,7 @@ def groups_with_signal(rewards_PG: Tensor) -> Tensor:
     Returns:
         [P] bool, False where all rewards of the group are equal.
 
-    Source: DAPO, arXiv:2503.14476, eq. 11 (the filter; questions are not drawn again here).
+    Source: DAPO, arXiv:2503.14476, eq. 11 (the filter; ``gathering`` asks again).
     """
     return (rewards_PG != rewards_PG[:, :1]).any(dim=1)
 

@@ -29,8 +29,8 @@ def make_updates(
         old_logprobs_RT: [R, T] float32, or None for the current ones.
         ref_logprobs_RT: [R, T] float32, or None without a KL term.
         num_views: views in the batch; R is a multiple.
-        num_updates: optimizer updates; divides the questions. Each update holds the same
-            questions in all views.
+        num_updates: optimizer updates; divides the groups of a view. Each update holds the same
+            questions in all views, unless groups without signal were replaced.
         aggregation: the mean, see ``LossConfig.aggregation``.
         length_constant: tokens, the divisor of ``dr_grpo``.
         official_micro_batch: rows per view of ``micro_batch_token_mean``.

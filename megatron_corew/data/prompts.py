@@ -104,7 +104,7 @@ def load_questions(
 
 
 class QuestionStream:
-    """The questions of every step: a pure function of (seed, step), so resuming needs no state.
+    """The questions of every step: a pure function of the seed, so resuming needs no state.
 
     Every epoch is a new permutation of all questions; its last, incomplete batch is left out.
     """
@@ -133,12 +133,35 @@ class QuestionStream:
         Returns:
             ``prompts_per_step`` different questions.
         """
+        return tuple(self._questions[place] for place in self._places_at(step))
+
+    def further_at(self, step: int, round_number: int) -> tuple[Question, ...]:
+        """Questions to ask in a step after its own.
+
+        They come from all the data in an order of the step's own, without the questions of
+        ``batch_at``: round 1 takes the first ``prompts_per_step`` of it, round 2 the next. No
+        question is asked twice in a step. The epoch knows nothing of them: a question may come
+        as a further one and in its own step.
+
+        Args:
+            step: as for ``batch_at``.
+            round_number: counts from 1 within the step.
+
+        Returns:
+            At most ``prompts_per_step`` different questions; none when all were asked.
+        """
+        own = set(self._places_at(step))
+        order = [place for place in range(len(self._questions)) if place not in own]
+        random.Random(f"{self._seed}/further/{step}").shuffle(order)
+        places = order[(round_number - 1) * self._size : round_number * self._size]
+        return tuple(self._questions[place] for place in places)
+
+    def _places_at(self, step: int) -> list[int]:
         epoch, batch = divmod(step - 1, self.steps_per_epoch)
         order = list(range(len(self._questions)))
         # A seed of text is hashed, so that neighbouring seeds and epochs share nothing.
         random.Random(f"{self._seed}/{epoch}").shuffle(order)
-        places = order[batch * self._size : (batch + 1) * self._size]
-        return tuple(self._questions[place] for place in places)
+        return order[batch * self._size : (batch + 1) * self._size]
 
 
 class _QuestionMaker:

@@ -1,12 +1,13 @@
 """Sampled responses with all that was decided about them, as JSON lines for people to read."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from megatron_corew.observe.jsonl import append, last_line, open_for_append, read_lines
-from megatron_corew.types import RolloutGroup, View, ViewLabels
+from megatron_corew.types import Gathered, RolloutGroup, View, ViewLabels
 
 ROLLOUTS_FILE = "rollouts.jsonl"
 
@@ -46,39 +47,37 @@ class RolloutLog:
         append(self._file, *(stamp | dict(record) for record in records))
 
 
-def rollout_records(
-    groups: Sequence[RolloutGroup],
-    labels: Mapping[View, ViewLabels],
-    rewards: Sequence[Sequence[float]],
-    taught: Sequence[RolloutGroup],
-    *,
-    groups_per_view: int,
-) -> list[dict[str, Any]]:
-    """The first groups of every view as records.
+def rollout_records(gathered: Gathered, *, groups_per_view: int) -> list[dict[str, Any]]:
+    """The first groups of every view and round as records.
 
     Args:
-        groups: the policy's rollouts, ordered by (view, question).
-        labels: of every trained view, in the order of the questions.
-        rewards: one row per group.
-        taught: the teacher's rollouts in the order of ``groups``; empty when it does not label.
-        groups_per_view: groups to take of each view.
+        gathered: all that was asked in the step.
+        groups_per_view: groups to take of each view in each round.
 
     Returns:
         One record per response: ``question_id``, ``view``, ``sample``, ``prompt``, ``text``,
         ``answer``, ``label``, ``reward``, ``correct`` (None without a ground truth),
-        ``finish_reason``, ``tokens`` and ``weights_version``; with a labelling teacher also its
-        ``teacher_texts`` and ``teacher_version`` for the same prompt.
+        ``finish_reason``, ``tokens``, ``weights_version``, ``round`` (0: the step's own
+        questions) and ``in_loss``; with a labelling teacher also its ``teacher_texts`` and
+        ``teacher_version`` for the same prompt.
     """
     records: list[dict[str, Any]] = []
-    seen: dict[View, int] = {}
-    for index, (group, row) in enumerate(zip(groups, rewards, strict=True)):
+    in_view: Counter[View] = Counter()
+    in_round: Counter[tuple[View, int]] = Counter()
+    kept, trained = gathered.kept_P.tolist(), set(gathered.trained)
+    rewards = gathered.rewards_PG.tolist()
+    for index, (group, number) in enumerate(zip(gathered.groups, gathered.rounds, strict=True)):
         view = group.prompt.view
-        place = seen[view] = seen.get(view, -1) + 1
-        if place < groups_per_view:
-            teacher = _teacher_fields(taught[index]) if taught else {}
+        if in_round[view, number] < groups_per_view:
+            common = {"round": number, "in_loss": kept[index] and index in trained}
+            if gathered.taught:
+                common |= _teacher_fields(gathered.taught[index])
+            labels, place = gathered.labels[view], in_view[view]
             records += [
-                record | teacher for record in _group_records(group, labels[view], row, place)
+                record | common for record in _group_records(group, labels, rewards[index], place)
             ]
+        in_view[view] += 1
+        in_round[view, number] += 1
     return records
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
-from megatron_corew.types import Rollout, RolloutGroup, View, ViewLabels, Vote
+from megatron_corew.types import Gathered, Rollout, RolloutGroup, View, ViewLabels, Vote
 
 
 def step_metrics(
@@ -21,7 +21,7 @@ def step_metrics(
     """All metrics of a step that need no model.
 
     Args:
-        groups: the policy's rollouts, ordered by (view, question).
+        groups: all of the policy's rollouts, view by view.
         labels: of every trained view.
         rewards: one row per group.
     """
@@ -32,6 +32,22 @@ def step_metrics(
         | _response_metrics(rollouts)
         | _label_metrics(labels)
     )
+
+
+def refill_metrics(gathered: Gathered) -> dict[str, float]:
+    """What it took to replace groups without signal.
+
+    Returns:
+        ``refill/rounds`` after the first one, ``refill/groups_asked`` over all rounds and views,
+        ``refill/signal_share`` of those, ``refill/groups_trained`` in the loss.
+    """
+    kept = gathered.kept_P.tolist()
+    return {
+        "refill/rounds": float(max(gathered.rounds)),
+        "refill/groups_asked": float(len(kept)),
+        "refill/signal_share": fmean(kept),
+        "refill/groups_trained": float(sum(kept[place] for place in gathered.trained)),
+    }
 
 
 def mean_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -59,6 +59,30 @@ def test_the_order_is_the_same_on_every_machine():
     assert ids(stream, [1, 2]) == [tuple("051432"), tuple("201534")]
 
 
+def further(stream: QuestionStream, step: int, rounds) -> list[str]:
+    return [question.id for at in rounds for question in stream.further_at(step, at)]
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_further_questions_go_once_through_all_data_but_the_step_s_own(step):
+    stream = QuestionStream(questions(11), prompts_per_step=3, seed=0)
+    own = [question.id for question in stream.batch_at(step)]
+    rounds = [further(stream, step, [at]) for at in (1, 2, 3, 4)]
+    assert [len(part) for part in rounds] == [3, 3, 2, 0]
+    assert sorted(own + further(stream, step, [1, 2, 3, 4])) == sorted(str(at) for at in range(11))
+
+
+def test_further_questions_are_the_same_on_every_machine():
+    stream = QuestionStream(questions(8), prompts_per_step=2, seed=0)
+    assert [further(stream, step, [1, 2]) for step in (1, 2)] == [list("3716"), list("5260")]
+
+
+def test_further_questions_of_steps_and_seeds_have_orders_of_their_own():
+    streams = [QuestionStream(questions(40), prompts_per_step=4, seed=seed) for seed in (0, 1)]
+    found = {tuple(further(stream, step, [1])) for stream in streams for step in range(1, 12)}
+    assert len(found) == 22
+
+
 def test_more_prompts_per_step_than_questions_are_refused():
     with pytest.raises(ValueError, match=r"rollout\.prompts_per_step: need at most the 3 usable"):
         QuestionStream(questions(3), prompts_per_step=4, seed=0)
@@ -95,7 +119,8 @@ def test_filtering_and_shuffling_never_part_a_question_from_its_rephrasing(tmp_p
 def test_the_order_knows_neither_ranks_nor_the_hash_seed():
     program = (
         "from tests.cpu.test_data_stream import *\n"
-        "print(ids(QuestionStream(questions(30), prompts_per_step=4, seed=3), range(1, 15)))"
+        "stream = QuestionStream(questions(30), prompts_per_step=4, seed=3)\n"
+        "print(ids(stream, range(1, 15)), further(stream, 9, [1, 2]))"
     )
     there = subprocess.run(
         [sys.executable, "-c", program],
@@ -105,5 +130,5 @@ def test_the_order_knows_neither_ranks_nor_the_hash_seed():
         text=True,
         check=True,
     ).stdout
-    here = ids(QuestionStream(questions(30), prompts_per_step=4, seed=3), range(1, 15))
-    assert there == f"{here}\n"
+    stream = QuestionStream(questions(30), prompts_per_step=4, seed=3)
+    assert there == f"{ids(stream, range(1, 15))} {further(stream, 9, [1, 2])}\n"

@@ -30,8 +30,13 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     "algo": ({"types"}, {"torch"}),
     "answers": ({"types"}, {"math_verify"}),
     "labelling": ({"algo", "methods", "types"}, {"torch"}),
+    "parts": ({"types"}, {"torch"}),
+    "gathering": (
+        {"algo", "config", "data.batching", "labelling", "parts", "seeds", "types"},
+        {"torch"},
+    ),
     "loop": (
-        {"algo", "config", "data.batching", "labelling", "methods", "seeds", "types"},
+        {"algo", "config", "data.batching", "gathering", "parts", "types"},
         {"torch"},
     ),
     # The two engines do not know each other: they meet in the stream of weights.

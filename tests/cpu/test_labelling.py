@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_corew.algo.shaping import Shaping
-from megatron_corew.labelling import label_source, label_views, reward_matrix
+from megatron_corew.labelling import join_labels, label_source, label_views, reward_matrix
 from megatron_corew.methods import METHODS
 from megatron_corew.types import Prompt, Question, Rollout, RolloutGroup, TokenScores, Vote
 
@@ -208,3 +208,38 @@ def test_groups_of_equal_rewards_leave_the_loss_by_choice(drop, kept):
     mask = torch.ones(4, 2, dtype=torch.bool)
     _, kept_P = reward_matrix(labels, method, None, mask, unlabelled="drop", shaping=shaping)
     assert kept_P.tolist() == kept
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_labels_of_two_rounds_joined_are_those_of_both_asked_at_once(name):
+    method = METHODS[name]
+    teaches = method.labeller == "teacher"
+    others = ("6", "6", "7"), ("6", "7", "7")
+    rounds = [(POLICY, TEACHER), (dict(zip(POLICY, others, strict=True)), POLICY)]
+
+    def label(questions, rounds):
+        groups, taught = (
+            [group(view, *answers[side][view]) for view in method.views for answers in rounds]
+            for side in (0, 1)
+        )
+        return label_views(
+            RawJudge(), method, questions, groups, taught if teaches else [], soft_votes=False
+        )
+
+    parts = [label([QUESTION], [one]) for one in rounds]
+    whole = label([QUESTION, QUESTION], rounds)
+    for view in method.views:
+        assert join_labels([part[view] for part in parts]) == whole[view]
+
+
+def test_joined_labels_know_the_truth_only_where_every_round_does():
+    method, groups = METHODS["majority_vote"], [group("original", "6", "6", "4")]
+    known, unknown = (
+        label_views(
+            RawJudge(), method, [replace(QUESTION, answer=truth)], groups, [], soft_votes=False
+        )["original"]
+        for truth in ("6", None)
+    )
+    joined = join_labels([known, unknown])
+    assert joined.labels == ("6", "6")
+    assert (joined.correct, joined.label_correct, joined.vote_correct) == (None, None, None)

@@ -96,8 +96,11 @@ class FakeSampler:
     def __init__(self, name, events):
         self.name, self.events = name, events
 
+    version = None
+
     def push(self, stream, version):
         self.events.append(f"push {self.name} {version}")
+        self.version = version
 
     def sample(self, prompts, *, samples, seed):
         self.events.append(f"{self.name} answers {len(prompts)}")
@@ -150,11 +153,13 @@ def test_co_rewarding_iii_asks_policy_then_teacher_then_trains_then_pushes():
         "policy answers 4",
         "ema 0.01",
         "install",
-        "score",
         "push teacher 1",
         "restore",
         "teacher answers 4",
         "label",
+        "install",
+        "score",
+        "restore",
         "step",
         "push policy 1",
         "after 1",
@@ -167,10 +172,10 @@ def test_a_method_without_teacher_labels_only_scores_the_frozen_reference():
         "before training",
         "policy answers 2",
         "ema 0",
+        "label",
         "install",
         "score",
         "restore",
-        "label",
         "step",
         "push policy 1",
         "after 1",

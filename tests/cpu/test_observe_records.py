@@ -5,13 +5,15 @@ import math
 import sys
 import time
 import types
+from dataclasses import replace
 
 import pytest
+import torch
 
 from megatron_corew.observe.clock import PhaseClock
 from megatron_corew.observe.metrics import MetricLog, read_metrics
 from megatron_corew.observe.rollouts import RolloutLog, read_rollouts, rollout_records
-from megatron_corew.types import Prompt, Rollout, RolloutGroup, ViewLabels, Vote
+from megatron_corew.types import Gathered, Prompt, Rollout, RolloutGroup, ViewLabels, Vote
 
 
 def open_log(folder, **options) -> MetricLog:
@@ -218,7 +220,16 @@ def test_records_keep_each_response_with_its_own_label_reward_and_answer():
         "rephrased": view_labels([["E", "F"], ["G", "H"]], ["M0", None]),
     }
     rewards = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
-    records = rollout_records(groups, labels, rewards, groups, groups_per_view=2)
+    gathered = Gathered(
+        groups=tuple(groups),
+        taught=tuple(groups),
+        labels=labels,
+        rewards_PG=torch.tensor(rewards),
+        kept_P=torch.tensor([True, True, True, False]),
+        rounds=(0, 0, 0, 0),
+        trained=(0, 1, 2, 3),
+    )
+    records = rollout_records(gathered, groups_per_view=2)
     found = [(r["text"], r["answer"], r["label"], r["reward"]) for r in records]
     assert found == [
         ("a", "A", "L0", 0.0),
@@ -233,9 +244,33 @@ def test_records_keep_each_response_with_its_own_label_reward_and_answer():
     assert records[0]["weights_version"] == 7
     assert records[2]["teacher_texts"] == ["c", "d"]
     assert records[2]["teacher_version"] == 7
-    first_only = rollout_records(groups, labels, rewards, [], groups_per_view=1)
+    untaught = replace(gathered, taught=())
+    first_only = rollout_records(untaught, groups_per_view=1)
     assert [record["text"] for record in first_only] == ["a", "b", "e", "f"]
-    assert rollout_records(groups, labels, rewards, [], groups_per_view=0) == []
+    assert "teacher_texts" not in first_only[0]
+    assert rollout_records(untaught, groups_per_view=0) == []
+
+
+def test_records_show_every_round_and_which_groups_are_in_the_loss():
+    # Two questions, then one more: the first has no signal and leaves, the third replaces it.
+    names = ["q0", "q1", "q2"]
+    gathered = Gathered(
+        groups=tuple(group("original", name, [f"{name}a", f"{name}b"]) for name in names),
+        taught=(),
+        labels={"original": view_labels([["A", "B"], ["C", "D"], ["E", "F"]], ["L", "M", "N"])},
+        rewards_PG=torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]]),
+        kept_P=torch.tensor([False, True, True]),
+        rounds=(0, 0, 1),
+        trained=(1, 2),
+    )
+    records = rollout_records(gathered, groups_per_view=1)[::2]
+    found = [(r["question_id"], r["round"], r["label"], r["in_loss"]) for r in records]
+    assert found == [("q0", 0, "L", False), ("q2", 1, "N", True)]
+    every = rollout_records(gathered, groups_per_view=2)[::2]
+    assert [record["in_loss"] for record in every] == [False, True, True]
+    # Chosen only to fill the batch, or with signal but left out: neither is in the loss.
+    left_out = rollout_records(replace(gathered, trained=(0, 1)), groups_per_view=2)[::2]
+    assert [record["in_loss"] for record in left_out] == [False, True, False]
 
 
 def test_rollouts_of_the_first_and_last_step_are_read_back_from_the_later_attempt(tmp_path):

@@ -81,6 +81,7 @@ def test_all_shaping_is_off_by_default():
         "overlong_buffer_tokens": None,
         "overlong_penalty": 1.0,
         "drop_equal_rewards": False,
+        "refill_rounds": 0,
     }
 
 

@@ -4,9 +4,10 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
-from megatron_corew.observe.step_metrics import mean_metrics, step_metrics
-from megatron_corew.types import Prompt, Rollout, RolloutGroup, ViewLabels, Vote
+from megatron_corew.observe.step_metrics import mean_metrics, refill_metrics, step_metrics
+from megatron_corew.types import Gathered, Prompt, Rollout, RolloutGroup, ViewLabels, Vote
 
 
 def group(*lengths: int) -> RolloutGroup:
@@ -108,3 +109,24 @@ def test_the_gap_is_that_of_the_first_update_and_the_rest_are_means():
         "gap/max": 1e-6,
         "policy/loss": 2.0,
     }
+
+
+def test_refilling_is_counted_over_all_that_was_asked():
+    # Two of five groups carry signal; of two trained ones only one does.
+    gathered = Gathered(
+        groups=(group(1, 1),) * 5,
+        taught=(),
+        labels={},
+        rewards_PG=torch.zeros(5, 2),
+        kept_P=torch.tensor([False, True, False, True, False]),
+        rounds=(0, 0, 1, 1, 2),
+        trained=(0, 1),
+    )
+    assert refill_metrics(gathered) == pytest.approx(
+        {
+            "refill/rounds": 2.0,
+            "refill/groups_asked": 5.0,
+            "refill/signal_share": 0.4,
+            "refill/groups_trained": 1.0,
+        }
+    )
