@@ -4,15 +4,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
+import torch
 import typer
+
+DTYPE_OF = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
 
 
 class DtypeName(StrEnum):
     """Types that weights may be written in."""
 
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
 
 
 class Backend(StrEnum):
@@ -27,9 +34,14 @@ def one_line_errors() -> Iterator[None]:
     """Users' and the world's errors end the command with one line and exit code 1."""
     try:
         yield
-    except (ValueError, RuntimeError) as error:
+    except typer.Exit:
+        raise
+    except (ValueError, RuntimeError, OSError) as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        typer.secho("interrupted", fg="red", err=True)
+        raise
 
 
 def standalone(command: Callable[..., None], example: str) -> None:

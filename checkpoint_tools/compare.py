@@ -9,7 +9,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
 from checkpoint_tools.command import one_line_errors, standalone
@@ -27,8 +26,7 @@ class Difference:
 
     name: str
     kind: str
-    """``equal``, ``values``, ``dtype`` (values may differ too), ``shape``, ``only in A`` or
-    ``only in B``."""
+    """``equal``, ``values``, both types, both shapes, ``only in A`` or ``only in B``."""
     largest: float = 0.0
     """Absolute difference; NaN against a number counts as infinite."""
     relative: float = 0.0
@@ -91,7 +89,7 @@ def _difference(name: str, tensor: Tensor, others: Mapping[str, Tensor]) -> Diff
         return Difference(name=name, kind="only in A")
     other = others[name]
     if tensor.shape != other.shape:
-        return Difference(name=name, kind="shape")
+        return Difference(name=name, kind=f"shape {list(tensor.shape)}, {list(other.shape)}")
     same_type = tensor.dtype == other.dtype
     if same_type and torch.equal(tensor, other):
         return Difference(name=name, kind="equal")
@@ -101,10 +99,14 @@ def _difference(name: str, tensor: Tensor, others: Mapping[str, Tensor]) -> Diff
         return Difference(name=name, kind="equal")
     return Difference(
         name=name,
-        kind="values" if same_type else "dtype",
+        kind="values" if same_type else f"{_name(tensor.dtype)}, {_name(other.dtype)}",
         largest=largest,
         relative=largest / magnitude if magnitude else largest,
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _largest(one: Tensor, two: Tensor) -> tuple[float, float]:
@@ -145,20 +147,23 @@ def command(
     like: Annotated[
         Path | None, typer.Option(help="Hugging Face folder for a checkpoint without config.")
     ] = None,
+    teacher: Annotated[bool, typer.Option("--teacher", help="The teacher.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="List equal tensors too.")] = False,
 ) -> None:
-    """Compare two models tensor by tensor; exits with 1 when they differ.
+    """Compare two models; exits with 1 when a tensor differs, or what their configs compute.
 
     Each may be a Hugging Face folder or a Megatron-Core checkpoint.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     with one_line_errors():
-        one, two = (open_source(path, config_folder=like) for path in (first, second))
+        one, two = (
+            open_source(path, config_folder=like, teacher=teacher) for path in (first, second)
+        )
         total = sum(len(entry.hf_names) for entry in one.table)
         found = list(track(compare(one, two), "comparing", total=total, transient=True))
         differing = [difference for difference in found if difference.kind != "equal"]
-        if shown := (found if everything else differing):
-            console.print(_table(shown))
+        for one_found in found if everything else differing:
+            console.print(_line(one_found))
         keys = sorted(
             key
             for key in one.config.keys() | two.config.keys()
@@ -172,15 +177,16 @@ def command(
         if logits:
             largest, relative = logits_difference(one, two)
             console.print(f"logits: largest difference {largest:.3g}, relative {relative:.3g}")
-    if differing:
+        if one.architecture != two.architecture:
+            console.print("the configs describe models that compute different things")
+    if differing or one.architecture != two.architecture:
         raise typer.Exit(1)
 
 
-def _table(differences: list[Difference]) -> Table:
-    table = Table("tensor", "differs in", "largest", "relative")
-    for one in differences:
-        table.add_row(one.name, one.kind, f"{one.largest:.3g}", f"{one.relative:.3g}")
-    return table
+def _line(one: Difference) -> str:
+    if one.kind == "equal" or one.kind.startswith(("only", "shape")):
+        return f"{one.name}: {one.kind}"
+    return f"{one.name}: {one.kind}: largest {one.largest:.3g}, relative {one.relative:.3g}"
 
 
 EXAMPLE = "Example: corew-convert compare models/qwen3-8b ckpt/qwen3-8b --logits"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from rich.progress import (
@@ -49,7 +49,8 @@ class Values:
             count = int((~torch.isfinite(tensor)).sum())
             raise ValueError(
                 f"{self.source}: need finite numbers, got {count} NaN or infinite ones in {name}. "
-                "Use a sound checkpoint, or keep them (--allow-nonfinite)."
+                "Use a sound checkpoint, or a type that holds them (--dtype), or keep them "
+                "(--allow-nonfinite)."
             )
         self.nonfinite.append(name)
 
@@ -70,8 +71,8 @@ class Account:
     def __str__(self) -> str:
         """One plain sentence, and another about numbers that are not finite."""
         text = (
-            f"wrote {self.num_bytes / 1e9:.3f} GB in {str(self.dtype).removeprefix('torch.')} to "
-            f"{self.target} in {self.seconds:.1f} s: {self.num_bytes / 1e9 / self.seconds:.2f} "
+            f"wrote {self.num_bytes / 1e9:.3g} GB in {str(self.dtype).removeprefix('torch.')} to "
+            f"{self.target} in {self.seconds:.1f} s: {self.num_bytes / 1e9 / self.seconds:.2g} "
             f"GB/s, peak memory {self.peak_bytes / 1e9:.2f} GB"
         )
         if not self.nonfinite:
@@ -141,19 +142,54 @@ def in_parallel(work: Callable[[Item], object], items: Iterable[Item], *, worker
             stopped.set()
 
 
-def progress_bar(what: str, num_bytes: int) -> tuple[Progress, Callable[[int], None]]:
-    """A progress bar in bytes, and the function that moves it on.
+class Writer(Protocol):
+    """A folder in the making, of either format."""
+
+    num_bytes: int
+
+    def finish(self) -> Path:
+        """Complete it."""
+        ...
+
+    def discard(self) -> None:
+        """Remove it, unless it is complete."""
+        ...
+
+
+def fill(
+    writer: Writer,
+    work: Callable[[Item, Callable[[int], None]], object],
+    items: Iterable[Item],
+    *,
+    workers: int,
+) -> Path:
+    """Fill a folder in threads, under a progress bar; what a failure leaves is removed.
 
     Args:
-        what: is done, for the bar's label.
-        num_bytes: at the end.
+        writer: of the folder.
+        work: writes what belongs to one item, and reports bytes to the function it is given.
+        items: in the order in which they are begun.
+        workers: threads.
+
+    Returns:
+        The finished folder.
     """
+    progress, advance = _progress_bar(writer.num_bytes)
+    try:
+        with progress:
+            in_parallel(lambda item: work(item, advance), items, workers=workers)
+        return writer.finish()
+    finally:
+        writer.discard()
+
+
+def _progress_bar(num_bytes: int) -> tuple[Progress, Callable[[int], None]]:
     progress = Progress(
-        TextColumn(what),
+        TextColumn("converting"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    task = progress.add_task(what, total=num_bytes)
+    task = progress.add_task("converting", total=num_bytes)
     return progress, lambda count: progress.advance(task, count)

@@ -3,7 +3,7 @@
 Only safetensors: pickled weights can run code when they are loaded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from checkpoint_tools.side_files import read_config, read_json
+from checkpoint_tools.side_files import DTYPES, read_config, read_json
 from checkpoint_tools.weight_map.architecture import read_architecture
 from checkpoint_tools.weight_map.entry import Entry, Shape
 
@@ -78,7 +78,7 @@ class HfReader:
             if stored.dtype not in _FLOATS:
                 raise ValueError(
                     f"{stored.file}: {name} must be floating point, got {stored.dtype}. "
-                    "Set model.path to an unquantised model."
+                    "Use an unquantised model."
                 )
         return {name: _FLOATS[stored.dtype] for name, stored in self._stored.items()}
 
@@ -88,13 +88,7 @@ class HfReader:
         Raises:
             ValueError: there are several.
         """
-        types = set(self.dtypes().values())
-        if len(types) > 1:
-            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
-            raise ValueError(
-                f"{self.folder}: need weights of one type, got {names}. Choose one (--dtype)."
-            )
-        return types.pop()
+        return common_dtype(self.folder, self.dtypes().values())
 
     def read(self, name: str) -> Tensor:
         """Map one tensor into memory; its pages are read when they are used.
@@ -110,10 +104,13 @@ class HfReader:
             ValueError: there is no such tensor.
         """
         if name not in self._stored:
-            raise ValueError(f"{self.folder}: no tensor {name}. Set model.path to a whole model.")
+            raise ValueError(f"{self.folder}: no tensor {name}. Use a whole model.")
         # A handle kept open would keep every page it has touched resident.
-        with safe_open(self._stored[name].file, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
+        try:
+            with safe_open(self._stored[name].file, framework="pt") as file:
+                tensor: Tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise RuntimeError(f"{self._stored[name].file}: {name}: {error}.") from error
         return tensor
 
     def check_complete(self, table: Sequence[Entry]) -> None:
@@ -136,30 +133,47 @@ class HfReader:
         missing = [name for name in shapes if name not in stored]
         extra = [name for name in stored if name not in shapes]
         if missing:
-            hint = " tie_word_embeddings is not set in config.json." if _HEAD in missing else ""
+            alone = missing == [_HEAD]
+            hint = " tie_word_embeddings is not set in config.json." if alone else ""
             raise ValueError(
-                f"{self.folder}: {first_names(missing)} missing.{hint} Set model.path to a whole "
+                f"{self.folder}: {first_names(missing)} missing.{hint} Use a whole "
                 "model whose config.json fits its weights."
             )
         if extra:
             raise ValueError(
                 f"{self.folder}: {first_names(extra)} not part of a {self.architecture.family} "
-                "model. Set model.path to a model whose config.json fits its weights."
+                "model. Use a model whose config.json fits its weights."
             )
         for name, shape in shapes.items():
             if stored[name].shape != shape or stored[name].dtype not in _FLOATS:
                 raise ValueError(
                     f"{self.folder}: {name} must be {list(shape)} in floating point, got "
                     f"{list(stored[name].shape)} in {stored[name].dtype}. "
-                    "Set model.path to a model whose config.json fits its weights."
+                    "Use a model whose config.json fits its weights."
                 )
 
     def _check_tied_head(self) -> None:
-        if not torch.equal(self.read(_HEAD), self.read(_EMBEDDING)):
+        if not _same_numbers(self.read(_HEAD), self.read(_EMBEDDING)):
             raise ValueError(
                 f"{self.folder}: config.json says tie_word_embeddings, but {_HEAD} differs from "
                 f"{_EMBEDDING}. Set tie_word_embeddings to false, or remove {_HEAD}."
             )
+
+
+def common_dtype(folder: Path, dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """The one type that all weights of a model have.
+
+    Raises:
+        ValueError: there are several, or it is none that is written here.
+    """
+    types = set(dtypes)
+    if len(types) == 1 and types <= set(DTYPES.values()):
+        return types.pop()
+    names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
+    raise ValueError(
+        f"{folder}: need weights of one type out of {', '.join(DTYPES)}, got {names}. "
+        "Choose one (--dtype)."
+    )
 
 
 def has_weights(folder: Path) -> bool:
@@ -178,13 +192,18 @@ def _read_headers(folder: Path) -> dict[str, _Stored]:
         how = "Load it with transformers where you trust it and call save_pretrained to get"
         raise ValueError(
             f"{folder}: need {SINGLE_FILE} or {INDEX_FILE}, got {got}. "
-            + (f"{how} safetensors." if pickled else "Set model.path to a whole model.")
+            + (f"{how} safetensors." if pickled else "Use a whole model.")
         )
     return {name: where for name, where in stored.items() if not name.endswith(_DERIVED_SUFFIX)}
 
 
 def _read_indexed(folder: Path) -> dict[str, _Stored]:
     weight_map: Mapping[str, str] = read_json(folder / INDEX_FILE).get("weight_map", {})
+    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+        raise RuntimeError(
+            f"{folder / INDEX_FILE}: need weight_map from tensor names to file names, got "
+            "something else. Fetch the model again."
+        )
     stored: dict[str, _Stored] = {}
     for file in dict.fromkeys(weight_map.values()):
         if not (folder / file).is_file():
@@ -221,6 +240,14 @@ def hf_shapes(table: Sequence[Entry]) -> dict[str, Shape]:
         for entry in table
         for name, shape in zip(entry.hf_names, entry.hf_shapes, strict=True)
     }
+
+
+def _same_numbers(one: Tensor, two: Tensor) -> bool:
+    """Equal whatever their types, NaN included; part by part, for an embedding is large."""
+    if one.shape != two.shape:
+        return False
+    pairs = zip(one, two, strict=True)
+    return all(torch.allclose(a.double(), b.double(), 0, 0, equal_nan=True) for a, b in pairs)
 
 
 def first_names(names: Sequence[str]) -> str:

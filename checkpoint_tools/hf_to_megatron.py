@@ -1,5 +1,6 @@
 """Converts a Hugging Face folder into a Megatron-Core distributed checkpoint."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,11 +9,10 @@ import typer
 from torch import Tensor
 
 from checkpoint_tools import megatron_bridge
-from checkpoint_tools.command import Backend, DtypeName, one_line_errors, standalone
-from checkpoint_tools.conversion import Account, Stopwatch, Values, in_parallel, progress_bar
+from checkpoint_tools.command import DTYPE_OF, Backend, DtypeName, one_line_errors, standalone
+from checkpoint_tools.conversion import Account, Stopwatch, Values, fill
 from checkpoint_tools.hf_folder import HfReader
 from checkpoint_tools.megatron_writer import Layout, MegatronWriter, PlannedFile
-from checkpoint_tools.side_files import DTYPES
 from checkpoint_tools.weight_map.pieces import Piece
 from checkpoint_tools.weight_map.table import weight_table
 
@@ -53,33 +53,29 @@ def convert(
     writer = MegatronWriter(
         out, source_folder=hf_folder, dtype=dtype, layout=layout, overwrite=overwrite
     )
-    progress, advance = progress_bar("converting", writer.num_bytes)
 
-    def build(piece: Piece) -> Tensor:
-        tensor = piece.build({name: reader.read(name) for name in piece.hf_names}).to(dtype)
-        values.check(" or ".join(piece.hf_names), tensor)
-        advance(tensor.nbytes)
-        return tensor
+    def write(file: PlannedFile, advance: Callable[[int], None]) -> None:
+        def build(piece: Piece) -> Tensor:
+            tensor = piece.build({name: reader.read(name) for name in piece.hf_names}).to(dtype)
+            values.check(" or ".join(piece.hf_names), tensor)
+            advance(tensor.nbytes)
+            return tensor
 
-    def write(file: PlannedFile) -> None:
         writer.write(file, build)
 
-    try:
-        with progress:
-            in_parallel(write, writer.files, workers=workers)
-        target = writer.finish()
-    finally:
-        writer.discard()
+    target = fill(writer, write, writer.files, workers=workers)
     return stopwatch.account(target, writer.num_bytes, dtype, values)
 
 
 def command(
-    hf_folder: Annotated[Path, typer.Argument(help="Hugging Face folder with safetensors.")],
-    out: Annotated[Path, typer.Argument(help="Checkpoint folder to write.")],
+    hf_folder: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder with safetensors.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Checkpoint folder to write.")],
     tensor: Annotated[int, typer.Option(min=1, help="Tensor-parallel size to cut for.")] = 1,
     pipeline: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size.")] = 1,
     expert: Annotated[int, typer.Option(min=1, help="Expert-parallel size (MoE).")] = 1,
-    dtype: Annotated[DtypeName | None, typer.Option(help="Of the weights; as stored.")] = None,
+    dtype: Annotated[
+        DtypeName | None, typer.Option(help="Written type; default: as stored.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads.")] = 2,
     allow_nonfinite: Annotated[
         bool, typer.Option("--allow-nonfinite", help="Keep NaN and infinity.")
@@ -97,13 +93,14 @@ def command(
     with one_line_errors():
         layout = Layout(tensor=tensor, pipeline=pipeline, expert=expert)
         if backend is Backend.MEGATRON_BRIDGE:
+            megatron_bridge.refuse_options(layout != Layout(), dtype, workers != 2, allow_nonfinite)
             megatron_bridge.hf_to_megatron(hf_folder, out, overwrite=overwrite)
             return
         account = convert(
             hf_folder,
             out,
             layout=layout,
-            dtype=None if dtype is None else DTYPES[dtype.value],
+            dtype=None if dtype is None else DTYPE_OF[dtype.value],
             workers=workers,
             allow_nonfinite=allow_nonfinite,
             overwrite=overwrite,

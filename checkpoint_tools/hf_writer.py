@@ -18,11 +18,19 @@ from torch import Tensor
 from checkpoint_tools.hf_folder import INDEX_FILE, SINGLE_FILE, HfReader, first_names, hf_shapes
 from checkpoint_tools.partial_folder import PartialFolder
 from checkpoint_tools.raw_bytes import raw_bytes
-from checkpoint_tools.side_files import copy_side_files, read_config, read_json, write_json
+from checkpoint_tools.side_files import (
+    CONFIG_FILE,
+    COPIED_FILES,
+    copy_side_files,
+    read_config,
+    read_json,
+    write_json,
+)
 from checkpoint_tools.weight_map.architecture import read_architecture
 from checkpoint_tools.weight_map.entry import Shape
 from checkpoint_tools.weight_map.table import weight_table
 
+_OWN_FILES = ("*.safetensors", INDEX_FILE, CONFIG_FILE, *COPIED_FILES)
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
@@ -65,7 +73,7 @@ class HfWriter:
             RuntimeError: the disk is too full, or the target is being written already.
         """
         self.folder, self._source = Path(folder).absolute(), Path(source_folder)
-        self._dtype, self._overwrite = dtype, overwrite
+        self._dtype = dtype
         table = weight_table(read_architecture(read_config(self._source)))
         self._shapes = hf_shapes(table)
         if like:
@@ -76,10 +84,12 @@ class HfWriter:
             self._shards, self._index = _shards_of_size(self._shapes, dtype, shard_bytes)
         self.num_bytes = sum(_num_bytes(shape, dtype) for shape in self._shapes.values())
         self._missing, self._adding = set(self._shapes), Lock()
-        self._partial = PartialFolder(folder, num_bytes=self.num_bytes, overwrite=overwrite)
+        self._partial = PartialFolder(
+            folder, num_bytes=self.num_bytes, overwrite=overwrite, own_files=_OWN_FILES
+        )
         try:
             self._places = self._lay_out()
-        except OSError:
+        except BaseException:
             self._partial.discard()
             raise
 

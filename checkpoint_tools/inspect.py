@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from checkpoint_tools.command import one_line_errors, standalone
@@ -69,13 +68,13 @@ def inspect_megatron(folder: Path, *, config_folder: Path | None = None) -> Fact
         "dtype": ", ".join(f"{name} ({count} stacked tensors)" for name, count in types.items()),
         "files": str(len(list(folder.glob("*.distcp")))),
         "size": f"{_size(folder, '*.distcp') / 1e9:.3f} GB",
-        "cut": _cut(weights),
+        "cut for tensor size": _cut(weights),
         "holds": ", ".join(_holds(tensors)),
     }
     if _EMBEDDING in weights:
         facts["padded vocabulary"] = str(weights[_EMBEDDING].size[0])
     if config_folder is None and not (folder / HF_FOLDER).is_dir():
-        return facts | {"architecture": "not stored: name the Hugging Face folder (--like)"}
+        return facts | {"complete": "unknown: no config stored, name one (--like)"}
     try:
         reader = MegatronReader(folder, config_folder=config_folder)
     except ValueError as error:
@@ -95,7 +94,15 @@ def _architecture(arch: Architecture, table: Sequence[Entry]) -> Facts:
         "vocabulary": str(arch.vocab_size),
         "output layer": "tied to the embedding" if arch.tied else "its own",
         "rope": f"theta {arch.rope_theta:g}",
+        "query and key norm": "yes" if arch.qk_norm else "no",
+        "qkv bias": "yes" if arch.qkv_bias else "no",
     }
+    if (mixture := arch.mixture) is not None:
+        facts["experts"] = (
+            f"{mixture.num_experts} of {mixture.expert_ffn_size}, {mixture.experts_per_token} per "
+            "token"
+        )
+        del facts["feed-forward size"]
     if (scaling := arch.rope_scaling) is not None:
         facts["rope"] += f", llama3 scaling by {scaling.factor:g}"
     return facts
@@ -104,21 +111,19 @@ def _architecture(arch: Architecture, table: Sequence[Entry]) -> Facts:
 def _holds(tensors: Mapping[str, TensorStorageMetadata]) -> Iterator[str]:
     """Whose state a checkpoint carries."""
     if any(key.startswith(_MODEL) for key in tensors):
-        yield "policy"
+        yield "weights"
     if any(key.startswith(TEACHER_PREFIX) for key in tensors):
-        yield "teacher"
+        yield "the teacher's weights"
     if any(key.startswith(_OPTIMIZER) for key in tensors):
-        yield "optimizer"
+        yield "optimizer state"
 
 
 def _cut(weights: Mapping[str, TensorStorageMetadata]) -> str:
-    """How many boxes each dimension of the largest stacked weight is cut into."""
-    if not weights:
-        return "no weights"
-    largest = max(weights, key=lambda key: math.prod(weights[key].size))
-    starts = zip(*(chunk.offsets for chunk in weights[largest].chunks), strict=True)
-    boxes = " x ".join(str(len(set(offsets))) for offsets in starts)
-    return f"{boxes} boxes of {largest} {list(weights[largest].size)}"
+    """For how many tensor-parallel ranks the attention is cut: each reads boxes of its own."""
+    key = next((key for key in weights if key.endswith("linear_qkv.weight")), None)
+    if key is None:
+        return "unknown"
+    return str(len({chunk.offsets[-2] for chunk in weights[key].chunks}))
 
 
 def _verdict(check: Callable[[], None]) -> str:
@@ -144,11 +149,10 @@ def command(
     with one_line_errors():
         is_megatron = is_megatron_folder(path)
         facts = inspect_megatron(path, config_folder=like) if is_megatron else inspect_hf(path)
-        table = Table(show_header=False, box=None)
+        width = max(map(len, facts))
         for name, value in facts.items():
-            table.add_row(name, value)
-        console.print(table)
-    if facts.get("complete", "yes") != "yes":
+            console.print(f"{name:<{width}}  {value}")
+    if facts["complete"].startswith("no"):
         raise typer.Exit(1)
 
 

@@ -25,7 +25,7 @@ def hf_to_megatron(hf_folder: Path, out: Path, *, overwrite: bool) -> None:
     Source: megatron.bridge, models/conversion/auto_bridge.py.
     """
     bridge = _auto_bridge()
-    partial = PartialFolder(out, num_bytes=_size(hf_folder), overwrite=overwrite)
+    partial = PartialFolder(out, num_bytes=_size(hf_folder), overwrite=overwrite, own_files=())
     try:
         bridge.import_ckpt(str(hf_folder), str(partial.path))
         partial.publish()
@@ -51,12 +51,28 @@ def megatron_to_hf(checkpoint: Path, out: Path, *, like: Path | None, overwrite:
     if like is None:
         raise ValueError("--like: need the model's Hugging Face folder with megatron-bridge.")
     bridge = _auto_bridge()
-    partial = PartialFolder(out, num_bytes=_size(like), overwrite=overwrite)
+    partial = PartialFolder(out, num_bytes=_size(like), overwrite=overwrite, own_files=())
     try:
         bridge.from_hf_pretrained(str(like)).export_ckpt(str(checkpoint), str(partial.path))
         partial.publish()
     finally:
         partial.discard()
+
+
+def refuse_options(*given: object) -> None:
+    """Refuse what Megatron-Bridge would not be told of.
+
+    Args:
+        given: anything true stands for an option in use.
+
+    Raises:
+        ValueError: an option is in use.
+    """
+    if any(given):
+        raise ValueError(
+            "--backend megatron-bridge: need no option but --like and --overwrite, got others, "
+            "which it does not know. Leave them out."
+        )
 
 
 def is_installed() -> bool:

@@ -6,7 +6,8 @@ file. Only the boxes that a weight needs are read, so optimizer state is never t
 
 import math
 from collections.abc import Sequence
-from itertools import product
+from dataclasses import fields
+from itertools import combinations, product
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import IO, cast
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from checkpoint_tools.hf_folder import first_names
+from checkpoint_tools.hf_folder import common_dtype, first_names
 from checkpoint_tools.megatron_index import read_index
 from checkpoint_tools.raw_bytes import mapped
 from checkpoint_tools.side_files import read_config
@@ -68,6 +69,7 @@ class MegatronReader:
         self.config_folder = _config_folder(self.folder, config_folder)
         self.config = read_config(self.config_folder)
         self.architecture: Architecture = read_architecture(self.config)
+        _refuse_contradiction(self.folder, self.architecture, self.config_folder)
         self._prefix = TEACHER_PREFIX if teacher else ""
         self._stored = {
             key.removeprefix(self._prefix): stored
@@ -86,9 +88,13 @@ class MegatronReader:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the stored weights, by the embedding."""
-        dtype: torch.dtype = self._stored[_EMBEDDING].properties.dtype
-        return dtype
+        """The stored type of the weights, which must all have the same.
+
+        Raises:
+            ValueError: there are several, or it is none that is written here.
+        """
+        keys = {place.key for place in self._places.values()}
+        return common_dtype(self.folder, (self._stored[key].properties.dtype for key in keys))
 
     def read(self, entry: Entry) -> dict[str, Tensor]:
         """Read one row of the table.
@@ -116,6 +122,8 @@ class MegatronReader:
         if list(shared.values()) == [list(wanted)]:
             (number,) = shared
             return entry.to_hf(self._box(place.key, number, wanted)[first_of_stack])
+        if _overlap(list(shared.values())):
+            raise RuntimeError(f"{self.folder}: the index stores parts of {place.key} twice.")
         dtype = self._stored[place.key].properties.dtype
         target = torch.empty([last - first for first, last in wanted], dtype=dtype)
         for number, common in shared.items():
@@ -144,7 +152,9 @@ class MegatronReader:
                 f"{file}: need {key} at byte {stored.offset}, got something that torch does not "
                 "read as a tensor. The file is damaged, or from elsewhere."
             ) from error
-        if not isinstance(outline, Tensor) or tuple(outline.shape) != tuple(chunk.sizes):
+        dtype = self._stored[key].properties.dtype
+        fits = isinstance(outline, Tensor) and outline.dtype == dtype
+        if not fits or tuple(outline.shape) != tuple(chunk.sizes):
             raise RuntimeError(
                 f"{file}: need {key} of {list(chunk.sizes)} at byte {stored.offset}, got "
                 "another shape or type. The file does not belong to its index."
@@ -208,6 +218,20 @@ class MegatronReader:
                 )
 
 
+def _refuse_contradiction(folder: Path, architecture: Architecture, config_folder: Path) -> None:
+    """Another model's config would give other results from the same numbers, unnoticed."""
+    if not (folder / HF_FOLDER).is_dir():
+        return
+    own = read_architecture(read_config(folder / HF_FOLDER))
+    for name in (one.name for one in fields(own)):
+        if getattr(own, name) != getattr(architecture, name):
+            raise ValueError(
+                f"{config_folder}: need the {name} of {folder / HF_FOLDER} "
+                f"({getattr(own, name)}), got {getattr(architecture, name)}. Name the folder of "
+                "the same model (--like), or leave --like out."
+            )
+
+
 def _by_stack(
     chunks: Sequence[ChunkStorageMetadata], depth: int
 ) -> dict[tuple[int, ...], list[int]]:
@@ -239,6 +263,14 @@ def _common(chunk: ChunkStorageMetadata, wanted: Box) -> Box | None:
         for offset, size, (first, last) in zip(chunk.offsets, chunk.sizes, wanted, strict=True)
     ]
     return common if all(first < last for first, last in common) else None
+
+
+def _overlap(boxes: Sequence[Box]) -> bool:
+    """Whether any two boxes share a number. With their sizes adding up, they then leave a gap."""
+    return any(
+        all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(one, two, strict=True))
+        for one, two in combinations(boxes, 2)
+    )
 
 
 def _narrow(tensor: Tensor, origin: Sequence[int], box: Box) -> Tensor:

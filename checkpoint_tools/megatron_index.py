@@ -5,7 +5,6 @@ else, so that a checkpoint from elsewhere cannot run code here.
 """
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,19 @@ _PASSED_OVER = {
     ("pathlib", "PosixPath"),
     ("pathlib", "Path"),
 }
+
+
+# What unpickling damaged bytes raises.
+_DAMAGE = (
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
 
 
 class _Ignored:
@@ -96,10 +108,15 @@ def read_index(folder: Path) -> Metadata:
             f"{folder}: need a Megatron-Core distributed checkpoint, got a folder without "
             f"{INDEX_FILE}. Name the folder of one iteration."
         )
-    index = _unpickled(file)
-    if not isinstance(index, Metadata) or index.storage_data is None:
-        raise RuntimeError(f"{file}: need torch's index of a checkpoint, got something else.")
-    _check_files(folder, index)
+    try:
+        index = _unpickled(file)
+        ends = _ends(index)
+    except _DAMAGE as error:
+        raise RuntimeError(
+            f"{file}: need torch's index of a checkpoint, got: {error}. The file is damaged or "
+            "was not written by Megatron-Core."
+        ) from error
+    _check_files(folder, ends)
     return index
 
 
@@ -109,24 +126,24 @@ def write_index(folder: Path, index: Metadata) -> None:
         pickle.dump(index, file)
 
 
-def _unpickled(file: Path) -> object:
-    load: Callable[[], object]
+def _unpickled(file: Path) -> Metadata:
     with file.open("rb") as opened:
-        load = _IndexUnpickler(opened).load
-        try:
-            return load()
-        except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, TypeError) as error:
-            raise RuntimeError(
-                f"{file}: need torch's index of a checkpoint, got: {error}. The file is damaged or "
-                "was not written by Megatron-Core."
-            ) from error
+        index = _IndexUnpickler(opened).load()
+    if not isinstance(index, Metadata) or index.storage_data is None:
+        raise TypeError("something else")
+    return index
 
 
-def _check_files(folder: Path, index: Metadata) -> None:
+def _ends(index: Metadata) -> dict[str, int]:
+    """File -> where the last of its contents ends, in bytes."""
     ends: dict[str, int] = {}
     for stored in index.storage_data.values():
         end = stored.offset + stored.length
         ends[stored.relative_path] = max(ends.get(stored.relative_path, 0), end)
+    return ends
+
+
+def _check_files(folder: Path, ends: dict[str, int]) -> None:
     for name, end in ends.items():
         path = folder / name
         if path.resolve().parent != folder.resolve():

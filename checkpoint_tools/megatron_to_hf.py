@@ -1,6 +1,7 @@
 """Converts a Megatron-Core distributed checkpoint into a Hugging Face folder."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +9,11 @@ import torch
 import typer
 
 from checkpoint_tools import megatron_bridge
-from checkpoint_tools.command import Backend, DtypeName, one_line_errors, standalone
-from checkpoint_tools.conversion import Account, Stopwatch, Values, in_parallel, progress_bar
+from checkpoint_tools.command import DTYPE_OF, Backend, DtypeName, one_line_errors, standalone
+from checkpoint_tools.conversion import Account, Stopwatch, Values, fill
 from checkpoint_tools.hf_folder import has_weights
 from checkpoint_tools.hf_writer import HfWriter
 from checkpoint_tools.megatron_folder import MegatronReader
-from checkpoint_tools.side_files import DTYPES
 from checkpoint_tools.weight_map.entry import Entry
 
 _SIZES = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -65,38 +65,35 @@ def convert(
         like=like is not None and shard_bytes is None and has_weights(like),
         overwrite=overwrite,
     )
-    progress, advance = progress_bar("converting", writer.num_bytes)
 
-    def write(entry: Entry) -> None:
+    def write(entry: Entry, advance: Callable[[int], None]) -> None:
         for name, tensor in reader.read(entry).items():
             converted = tensor.to(dtype)
             values.check(name, converted)
             writer.add(name, converted)
             advance(converted.nbytes)
 
-    try:
-        with progress:
-            in_parallel(write, reader.table, workers=workers)
-        target = writer.finish()
-    finally:
-        writer.discard()
+    target = fill(writer, write, reader.table, workers=workers)
     return stopwatch.account(target, writer.num_bytes, dtype, values)
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder of one step.")],
-    out: Annotated[Path, typer.Argument(help="Hugging Face folder to write.")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="Folder of one step.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Hugging Face folder to write.")],
     like: Annotated[
         Path | None,
         typer.Option(help="Hugging Face folder that gives config, tokenizer and file layout."),
     ] = None,
     shard_size: Annotated[
-        str | None, typer.Option(help="Largest weight file; as in --like, else 5GB.")
+        str | None,
+        typer.Option(help="Largest file; default: as --like, else 5GB."),
     ] = None,
     teacher: Annotated[
         bool, typer.Option("--teacher", help="The teacher of a training checkpoint.")
     ] = False,
-    dtype: Annotated[DtypeName | None, typer.Option(help="Of the weights; as stored.")] = None,
+    dtype: Annotated[
+        DtypeName | None, typer.Option(help="Written type; default: as stored.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads.")] = 2,
     allow_nonfinite: Annotated[
         bool, typer.Option("--allow-nonfinite", help="Keep NaN and infinity.")
@@ -112,6 +109,9 @@ def command(
     """
     with one_line_errors():
         if backend is Backend.MEGATRON_BRIDGE:
+            megatron_bridge.refuse_options(
+                shard_size, teacher, dtype, workers != 2, allow_nonfinite
+            )
             megatron_bridge.megatron_to_hf(checkpoint, out, like=like, overwrite=overwrite)
             return
         account = convert(
@@ -120,7 +120,7 @@ def command(
             like=like,
             shard_bytes=None if shard_size is None else parse_size(shard_size),
             teacher=teacher,
-            dtype=None if dtype is None else DTYPES[dtype.value],
+            dtype=None if dtype is None else DTYPE_OF[dtype.value],
             workers=workers,
             allow_nonfinite=allow_nonfinite,
             overwrite=overwrite,
@@ -140,7 +140,7 @@ def parse_size(text: str) -> float:
     except ValueError:
         size = 0.0
     if size <= 0:
-        raise ValueError(f"--shard-size: need a size such as 5GB or 500MB, got {text!r}.")
+        raise ValueError(f"--shard-size: need a size with KB, MB, GB or TB, got {text!r}.")
     return size
 
 

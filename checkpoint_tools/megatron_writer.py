@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from checkpoint_tools.megatron_folder import HF_FOLDER, MegatronReader
-from checkpoint_tools.megatron_index import write_index
+from checkpoint_tools.megatron_index import INDEX_FILE, write_index
 from checkpoint_tools.partial_folder import PartialFolder
 from checkpoint_tools.raw_bytes import with_own_storage
 from checkpoint_tools.side_files import copy_side_files, read_config
@@ -36,6 +36,7 @@ from checkpoint_tools.weight_map.table import weight_table
 
 _FILE_BYTES = 256e6
 """A file is closed before it grows beyond this, in bytes, so that workers can share a model."""
+_OWN_FILES = ("*.distcp", INDEX_FILE, "metadata.json", "common.pt", HF_FOLDER)
 _FORMAT = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,
@@ -112,7 +113,9 @@ class MegatronWriter:
             item.shape.numel() * dtype.itemsize for file in self.files for item in file.items
         )
         self._storage: dict[MetadataIndex, _StorageInfo] = {}
-        self._partial = PartialFolder(folder, num_bytes=self.num_bytes, overwrite=overwrite)
+        self._partial = PartialFolder(
+            folder, num_bytes=self.num_bytes, overwrite=overwrite, own_files=_OWN_FILES
+        )
 
     def write(self, file: PlannedFile, build: Callable[[Piece], Tensor]) -> None:
         """Write one file; threads may write different ones at the same time.

@@ -16,9 +16,11 @@ COPIED_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
+    "vocab.txt",
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "LICENSE",
 )
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types that weights may be written in, as config.json spells them."""
@@ -31,14 +33,22 @@ def read_config(folder: Path) -> dict[str, Any]:
         ValueError: there is no such folder, no config in it, or no JSON object in that.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder}: need a Hugging Face model folder, got none. Set model.path.")
+        raise ValueError(
+            f"{folder}: need a Hugging Face folder or a checkpoint, got neither. Name one."
+        )
     file = folder / CONFIG_FILE
     if not file.is_file():
-        raise ValueError(
-            f"{folder}: need {CONFIG_FILE}, got none. Set model.path to a whole Hugging Face "
-            "folder."
-        )
+        raise ValueError(f"{folder}: need {CONFIG_FILE}, got none. {_hint(folder)}")
     return read_json(file)
+
+
+def _hint(folder: Path) -> str:
+    """What the caller may have meant."""
+    if (folder / ".metadata").is_file():
+        return "This is a checkpoint already, not a Hugging Face folder."
+    if steps := sorted(path.name for path in folder.glob("step-*")):
+        return f"Name one step, for example {steps[-1]}."
+    return "Use a whole Hugging Face folder."
 
 
 def read_json(file: Path) -> dict[str, Any]:

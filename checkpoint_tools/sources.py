@@ -47,16 +47,19 @@ class HfSource:
         return {name: self.reader.read(name) for name in entry.hf_names}
 
 
-def open_source(folder: Path, *, config_folder: Path | None = None) -> Source:
+def open_source(
+    folder: Path, *, config_folder: Path | None = None, teacher: bool = False
+) -> Source:
     """Open a model of either format.
 
     Args:
         folder: a Hugging Face folder or a distributed checkpoint.
         config_folder: Hugging Face folder with the config of a checkpoint that keeps none.
+        teacher: of a checkpoint, the teacher's weights.
 
     Raises:
         ValueError, RuntimeError: it is neither, or not a sound one.
     """
     if is_megatron_folder(folder):
-        return MegatronReader(folder, config_folder=config_folder)
+        return MegatronReader(folder, config_folder=config_folder, teacher=teacher)
     return HfSource(folder)

@@ -110,7 +110,10 @@ def check_model(config: Config) -> None:
     from megatron_corew.layout_check import check_divisible
 
     model_folder(config)  # A missing folder is named by its knob.
-    source = open_source(weights_folder(config))
+    try:
+        source = open_source(weights_folder(config))
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"model.path: {error}") from error
     architecture = source.architecture
     check_divisible(architecture, config)
     if config.parallel.context > 1:

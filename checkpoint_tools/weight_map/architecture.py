@@ -162,7 +162,7 @@ def read_architecture(hf_config: Mapping[str, Any]) -> Architecture:
         head_size=_head_size(hf_config, traits, hidden, heads),
         ffn_size=_count(hf_config, "intermediate_size"),
         vocab_size=_count(hf_config, "vocab_size"),
-        tied=bool(hf_config.get("tie_word_embeddings", False)),
+        tied=_switch(hf_config, "tie_word_embeddings"),
         qkv_bias=traits.qkv_bias,
         qk_norm=traits.qk_norm,
         norm_eps=_number(hf_config, "rms_norm_eps"),
@@ -201,11 +201,11 @@ def inv_freq(architecture: Architecture) -> Tensor:
 
 def _traits(hf_config: Mapping[str, Any]) -> _Traits:
     names = hf_config.get("architectures")
-    if isinstance(names, list) and len(names) == 1 and names[0] in _FAMILIES:
+    if isinstance(names, list) and len(names) == 1 and str(names[0]) in _FAMILIES:
         return _FAMILIES[names[0]]
     raise ValueError(
         f"config.json: architectures must be one of {', '.join(_FAMILIES)}, got {names}. "
-        "Set model.path to a model of these families."
+        "Use a model of these families."
     )
 
 
@@ -215,6 +215,8 @@ def _refuse_unsupported(hf_config: Mapping[str, Any]) -> None:
         if value is not None and value != neutral:
             raise _unsupported(key, value, f"{neutral!r} or no such key")
     layer_types = hf_config.get("layer_types") or ()
+    if not isinstance(layer_types, list | tuple):
+        raise _unsupported("layer_types", layer_types, "a list")
     if any(layer_type != "full_attention" for layer_type in layer_types):
         raise _unsupported("layer_types", layer_types, "full_attention in every layer")
     if _slides(hf_config):
@@ -233,7 +235,7 @@ def _slides(hf_config: Mapping[str, Any]) -> bool:
 def _unsupported(key: str, value: object, needed: str) -> ValueError:
     return ValueError(
         f"config.json: {key} must be {needed}, got {value!r}, which would change the results "
-        "unnoticed. Set model.path to a model without it."
+        "unnoticed. Use a model without it."
     )
 
 
@@ -275,17 +277,19 @@ def _read_rope(hf_config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]
     rope = _one_value(
         {key: hf_config.get(key) or None for key in ("rope_parameters", "rope_scaling")}, {}
     )
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"config.json: rope_parameters must be an object, got {rope!r}.")
     rope_type = _one_value({key: rope.get(key) for key in ("rope_type", "type")}, "default")
-    if rope_type not in _ROPE_KEYS:
+    if str(rope_type) not in _ROPE_KEYS:
         raise ValueError(
             f"config.json: rope_type must be one of {', '.join(_ROPE_KEYS)}, got {rope_type!r}. "
-            "Set model.path to a model with one of these."
+            "Use a model with one of these."
         )
     thetas = {
         "rope_theta": hf_config.get("rope_theta"),
         "rope_parameters.rope_theta": rope.get("rope_theta"),
     }
-    theta = float(_one_value(thetas, _DEFAULT_THETA))
+    theta = _number({"rope_theta": _one_value(thetas, _DEFAULT_THETA)}, "rope_theta")
     if rope.get("partial_rotary_factor") not in (None, 1.0):
         raise _unsupported("partial_rotary_factor", rope["partial_rotary_factor"], "1.0")
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"} | _ROPE_KEYS[rope_type]
@@ -321,13 +325,20 @@ def _one_value(spellings: Mapping[str, Any], default: Any) -> Any:
     return values[0] if values else default
 
 
+def _switch(section: Mapping[str, Any], key: str) -> bool:
+    value = section.get(key)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise ValueError(f"config.json: {key} must be true or false, got {value!r}. Correct it.")
+
+
 def _count(section: Mapping[str, Any], key: str) -> int:
     value = section.get(key)
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     raise ValueError(
         f"config.json: {key} must be a whole number above 0, got {value!r}. "
-        "Set model.path to a complete Hugging Face folder."
+        "Use a complete Hugging Face folder."
     )
 
 
@@ -337,5 +348,5 @@ def _number(section: Mapping[str, Any], key: str) -> float:
         return float(value)
     raise ValueError(
         f"config.json: {key} must be a number above 0, got {value!r}. "
-        "Set model.path to a complete Hugging Face folder."
+        "Use a complete Hugging Face folder."
     )

@@ -246,7 +246,7 @@ def test_only_a_model_folder_is_overwritten(tmp_path):
     save_model(tmp_path / "in")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match=r"out: only a model or checkpoint folder is overwritten"):
+    with pytest.raises(ValueError, match=r"out: only a folder that was written here is"):
         HfWriter(
             tmp_path / "out", source_folder=tmp_path / "in", dtype=torch.float32, overwrite=True
         )
@@ -419,10 +419,16 @@ def test_stored_rotary_frequencies_are_passed_over(tmp_path):
     assert name not in reader.names()
 
 
-def test_a_missing_folder_or_config_names_the_knob(tmp_path):
-    with pytest.raises(ValueError, match=r"need a Hugging Face model folder.*model\.path"):
+def test_a_missing_folder_or_config_says_what_was_meant(tmp_path):
+    with pytest.raises(ValueError, match=r"need a Hugging Face folder or a checkpoint"):
         HfReader(tmp_path / "absent")
-    with pytest.raises(ValueError, match=r"need config\.json.*model\.path"):
+    with pytest.raises(ValueError, match=r"need config\.json.*Use a whole Hugging Face folder"):
+        HfReader(tmp_path)
+    (tmp_path / "step-000004").mkdir()
+    with pytest.raises(ValueError, match=r"need config\.json.*Name one step.*step-000004"):
+        HfReader(tmp_path)
+    (tmp_path / ".metadata").touch()
+    with pytest.raises(ValueError, match=r"need config\.json.*This is a checkpoint already"):
         HfReader(tmp_path)
 
 
