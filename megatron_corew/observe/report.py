@@ -31,6 +31,13 @@ _CHARTS: list[tuple[str, str, dict[str, str], tuple[float | None, float | None],
         False,
     ),
     (
+        "Groups without signal replaced",
+        "Groups that a step asked in all its rounds, and those of them that were in the loss.",
+        {"asked": "refill/groups_asked", "in the loss": "refill/groups_trained"},
+        _FROM_ZERO,
+        False,
+    ),
+    (
         "Labels against the truth",
         "Share of labels and of responses that are the true answer.",
         {

@@ -10,6 +10,7 @@ from megatron_corew.config import Config
 from megatron_corew.data.prompts import QuestionStream
 from megatron_corew.gathering import trained_places
 from megatron_corew.methods import METHODS
+from megatron_corew.seeds import call_seed
 from megatron_corew.types import Rollout, RolloutGroup, ViewLabels, Vote
 from tests.cpu.test_loop import Fakes, config_for
 
@@ -106,7 +107,9 @@ def run(
     )
 
 
-def train(world: World, *, first_step: int = 1, shared: bool = True) -> World:
+def train(
+    world: World, *, first_step: int = 1, shared: bool = True, sampler_type=PoolSampler
+) -> World:
     pool = Pool()
     loop.train(
         world.config,
@@ -114,8 +117,8 @@ def train(world: World, *, first_step: int = 1, shared: bool = True) -> World:
         questions=world,
         policy=world,
         teacher=world if world.config.keeps_teacher else None,
-        sampler=PoolSampler("policy", world, pool),
-        teacher_sampler=PoolSampler("teacher", world, pool if shared else Pool()),
+        sampler=sampler_type("policy", world, pool),
+        teacher_sampler=sampler_type("teacher", world, pool if shared else Pool()),
         label=world.label,
         observer=world,
     )
@@ -267,6 +270,7 @@ def test_every_call_of_a_run_has_a_seed_of_its_own_and_the_first_round_keeps_its
     refilled = run(config, lambda view, name: False)
     seeds = [seed for _, _, seed, _ in refilled.calls]
     assert len(set(seeds)) == len(seeds) == 12
+    assert seeds[:2] == [call_seed(config.run.seed, 1, role) for role in ("policy", "teacher")]
     plain = run(refilling("co_rewarding_ii", 0, run=config.run.model_dump()), lambda *_: False)
     firsts = [call for call in refilled.calls if ".0" in call[1][0]]
     assert plain.calls == firsts
