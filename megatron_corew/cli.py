@@ -1,11 +1,12 @@
 """`corew`: the commands, each a few lines over the parts that do the work."""
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +15,7 @@ from megatron_corew import launch, preflight
 from megatron_corew.config import Config
 from megatron_corew.config_file import load_config
 from megatron_corew.methods import METHODS
+from megatron_corew.plan.command import EPILOG, plan
 from megatron_corew.runs import RunFolder
 
 app = typer.Typer(
@@ -139,6 +141,15 @@ def report(run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")
         if not run_folder.is_dir():
             raise ValueError(f"RUN_FOLDER: need the folder of a run, got {run_folder}.")
         _sum_up(RunFolder(run_folder))
+
+
+@app.command(name="plan", epilog=EPILOG)
+@functools.wraps(plan)
+def _plan(*args: Any, **kwargs: Any) -> None:
+    with _one_line_errors():
+        fits = plan(*args, **kwargs)
+    if not fits:
+        raise typer.Exit(1)
 
 
 @app.command()
