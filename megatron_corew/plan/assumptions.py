@@ -1,9 +1,9 @@
 """What a plan takes from measurements of others, or assumes: every number with its source."""
 
-GEMM_SHARE = 0.6
+GEMM_SHARE = 0.5
 """Share of the peak that matrix products reach by themselves. With communication and bubbles on top
 dense models come out at the 41 to 48 % of Megatron-LM's README (BF16, H100)."""
-FP8_GEMM_SHARE = 0.5
+FP8_GEMM_SHARE = 0.45
 """The same for FP8. Megatron-Bridge reports 744 of 1,979 TFLOP/s for Llama3-8B on eight H100, 38 %
 with everything that stays in BF16 (performance summary, 25.11)."""
 EXPERT_GEMM_SHARE = 0.35

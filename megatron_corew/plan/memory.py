@@ -45,7 +45,7 @@ class Memory:
     process: float
     """CUDA context and libraries."""
     server: float
-    """The vLLM server on the same GPU."""
+    """The vLLM server on the same GPU; 0 until one is placed there."""
 
     @property
     def static(self) -> float:
@@ -118,9 +118,7 @@ def static_bytes(
     return parameters.total * element, parameters.total * 4, shard * (8 + main), teacher
 
 
-def stage_memory(
-    config: Config, architecture: Architecture, stage: int, *, fp8: bool, server: float
-) -> Memory:
+def stage_memory(config: Config, architecture: Architecture, stage: int, *, fp8: bool) -> Memory:
     """The peak on a GPU of a pipeline stage.
 
     Args:
@@ -128,7 +126,6 @@ def stage_memory(
         architecture: its model.
         stage: pipeline rank.
         fp8: linear layers compute in FP8.
-        server: bytes that a vLLM server takes on the same GPU.
     """
     weights, gradients, optimizer, teacher = static_bytes(config, architecture, stage)
     parameters = stage_parameters(architecture, config.parallel, stage)
@@ -148,16 +145,15 @@ def stage_memory(
         push=push,
         fragments=FRAGMENT_SHARE * max(kept + scores, push),
         process=PROCESS_BYTES,
-        server=server,
+        server=0.0,
     )
 
 
-def peak_memory(
-    config: Config, architecture: Architecture, *, fp8: bool = False, server: float = 0.0
-) -> Memory:
-    """The fullest GPU of the trainer; arguments as ``stage_memory``."""
-    stages = range(config.parallel.pipeline)
-    each = (stage_memory(config, architecture, s, fp8=fp8, server=server) for s in stages)
+def peak_memory(config: Config, architecture: Architecture, *, fp8: bool = False) -> Memory:
+    """The fullest GPU of the trainer, without a server; arguments as ``stage_memory``."""
+    # The first stage has the most micro-batches in flight, the last one the scores.
+    stages = {0, config.parallel.pipeline - 1}
+    each = (stage_memory(config, architecture, s, fp8=fp8) for s in stages)
     return max(each, key=lambda memory: memory.total)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from checkpoint_tools.weight_map.architecture import Architecture
@@ -95,6 +95,20 @@ def judge(
         ValueError: the layout cannot hold the model; the message names the knob.
     """
     check_divisible(architecture, config)
+    alone = peak_memory(config, architecture, fp8=fp8)
+    return _judge(config, architecture, gpu, work, alone, server_gpus=server_gpus, fp8=fp8)
+
+
+def _judge(
+    config: Config,
+    architecture: Architecture,
+    gpu: Gpu,
+    work: Workload,
+    alone: Memory,
+    *,
+    server_gpus: int | None,
+    fp8: bool,
+) -> Plan:
     shared = server_gpus is None
     count = config.parallel.processes if server_gpus is None else server_gpus
     servers = Servers(
@@ -103,7 +117,7 @@ def judge(
         memory=config.servers.gpu_memory_share * gpu.memory,
         max_sequences=config.servers.max_sequences,
     )
-    memory = peak_memory(config, architecture, fp8=fp8, server=servers.memory if shared else 0.0)
+    memory = replace(alone, server=servers.memory if shared else 0.0)
     faults = tuple(_faults(config, architecture, gpu, servers, memory, fp8=fp8))
     spent = {} if faults else phases(config, architecture, gpu, servers, work, fp8=fp8)
     return Plan(
@@ -238,6 +252,6 @@ def _with_servers(
         knobs = {"tensor_parallel": tensor, "gpu_memory_share": share}
         servers = config.servers.model_copy(update=knobs)
         candidate = config.model_copy(update={"servers": servers})
-        plan = judge(candidate, architecture, gpu, work, server_gpus=server_gpus, fp8=fp8)
+        plan = _judge(candidate, architecture, gpu, work, alone, server_gpus=server_gpus, fp8=fp8)
         if not plan.faults:
             yield plan

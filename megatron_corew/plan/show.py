@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from megatron_corew.plan.assumptions import NOT_MODELLED
@@ -13,7 +14,7 @@ _GB = 1e9
 
 def memory_table(plan: Plan) -> Table:
     """The fullest trainer GPU, cause by cause."""
-    table = Table(title="Fullest trainer GPU", title_justify="left")
+    table = Table(title="Fullest trainer GPU", title_justify="left", box=SIMPLE)
     table.add_column("cause")
     table.add_column("GB", justify="right")
     for cause, count in plan.memory.causes().items():
@@ -25,7 +26,7 @@ def memory_table(plan: Plan) -> Table:
 
 def time_table(plan: Plan) -> Table:
     """The phases of a step."""
-    table = Table(title="Step, estimated", title_justify="left")
+    table = Table(title="Step, estimated", title_justify="left", box=SIMPLE)
     table.add_column("phase")
     table.add_column("s", justify="right")
     for phase, seconds in plan.phases.items():
@@ -35,18 +36,23 @@ def time_table(plan: Plan) -> Table:
 
 
 def plans_table(plans: list[Plan]) -> Table:
-    """The best few, the fastest first: parallel sizes of the trainer (TP, PP, DP, EP), tokens of a
-    micro-batch, what is computed again, servers x GPUs of each beside the trainer or on GPUs apart, the fullest GPU."""
+    """The best few, the fastest first.
+
+    Parallel sizes of the trainer, what the backward pass computes again, tokens of a micro-batch,
+    servers x GPUs of each (beside the trainer or on GPUs apart), the fullest GPU, a step's seconds.
+    """
     title = "Layouts that fit, the fastest first"
-    table = Table(title=title, title_justify="left")
-    for name in ("", "TP", "PP", "DP", "EP", "again", "tokens", "servers", "share", "GB", "s"):
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for name in ("", "TP/PP/DP/EP", "again", "tokens", "servers", "share", "GB", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, plan in enumerate(plans, start=1):
         parallel, servers = plan.config.parallel, plan.servers
         where = "beside" if plan.shared else "apart"
         table.add_row(
-            *(str(number), str(parallel.tensor), str(parallel.pipeline), str(parallel.data)),
-            *(str(parallel.expert), parallel.recompute, str(parallel.tokens_per_micro_batch)),
+            str(number),
+            f"{parallel.tensor}/{parallel.pipeline}/{parallel.data}/{parallel.expert}",
+            parallel.recompute,
+            str(parallel.tokens_per_micro_batch),
             f"{servers.count} x {servers.tensor} {where}",
             f"{plan.config.servers.gpu_memory_share:.2f}",
             f"{plan.memory.total / _GB:.1f}",
