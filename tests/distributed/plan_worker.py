@@ -5,6 +5,7 @@ Arguments: models-folder processes out.json
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from megatron_corew.mcore.policy import Policy
 from megatron_corew.mcore.teacher import Teacher
 from megatron_corew.plan.memory import static_bytes
 from tests.distributed.parts import config_for, made_up_batch, policy_for, train_batch
+from tests.distributed.split_worker import meeting_place
 
 CASES = {
     1: {
@@ -101,10 +103,10 @@ def _planned(config, folder: Path, layout: Layout) -> dict[str, float]:
 def main() -> None:
     """Measure the cases of this number of processes and write the result."""
     folders, processes, out = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    found = {
-        name: measure(family, folders / family, dict(knobs))
-        for name, (family, knobs) in CASES[processes].items()
-    }
+    found, init_process_group = {}, dist.init_process_group
+    for name, (family, knobs) in CASES[processes].items():
+        dist.init_process_group = partial(init_process_group, **meeting_place(name))
+        found[name] = measure(family, folders / family, dict(knobs))
     if all(found.values()):
         out.write_text(json.dumps(found))
 
