@@ -92,6 +92,11 @@ def test_static_bytes_of_the_8b_model_by_hand():
     # bfloat16 weights; float32 gradients; main, two moments over 4; teacher and residual over 4.
     expected = (2 * p, 4 * p, 12 * p / 4, 8 * p / 4)
     assert static_bytes(config, architecture_of(config), 0) == expected
+    # In float32 the parameters are their own main ones.
+    exact = config.model_copy(
+        update={"model": config.model.model_copy(update={"dtype": "float32"})}
+    )
+    assert static_bytes(exact, architecture_of(exact), 0)[::2] == (4 * p, 8 * p / 4)
     frozen = config_for("Qwen3-8B-Base", "co_rewarding_i", data=4, distributed_optimizer=True)
     assert static_bytes(frozen, architecture_of(frozen), 0)[3] == 4 * p / 4
 
