@@ -1,11 +1,12 @@
 """`corew`: the commands, each a few lines over the parts that do the work."""
 
+import functools
 import os
 import sys
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +15,7 @@ from megatron_corew import data_commands, launch, preflight, rephrase_command
 from megatron_corew.config import Config
 from megatron_corew.config_file import load_config
 from megatron_corew.methods import METHODS
+from megatron_corew.plan.command import EPILOG, plan
 from megatron_corew.runs import RunFolder
 from megatron_corew.terminal import console
 
@@ -205,6 +207,15 @@ def doctor(
         config = load_config(config_file, overrides or []) if config_file else None
         can_run = diagnose(config, as_json=as_json)
     if not can_run:
+        raise typer.Exit(1)
+
+
+@app.command(name="plan", epilog=EPILOG)
+@functools.wraps(plan)
+def _plan(*args: Any, **kwargs: Any) -> None:
+    with one_line_errors():
+        fits = plan(*args, **kwargs)
+    if not fits:
         raise typer.Exit(1)
 
 

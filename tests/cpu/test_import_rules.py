@@ -45,6 +45,10 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
         {"megatron", "safetensors", "torch", "transformer_engine"},
     ),
     "rollout": ({"config", "ranks", "types"}, {"httpx", "safetensors", "torch", "vllm"}),
+    "plan": (
+        {"checkpoint_tools.weight_map", "config", "config_file", "layout_check"},
+        {"pydantic", "rich", "typer"},
+    ),
     "layout_check": ({"checkpoint_tools.weight_map", "config"}, set()),
     "checkpoint_tools": (
         {"checkpoint_tools"},
