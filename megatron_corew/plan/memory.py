@@ -16,8 +16,6 @@ _SCORE_COPIES = 6
 logits, log-probs, probabilities, gradient and two temporaries."""
 _TEACHER_SCRATCH = 3 * (1 << 24)
 """float32 elements of the teacher's working memory; as in ``mcore.teacher``."""
-_PIECES = 1
-"""The trainer holds one piece of the model per pipeline rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +163,7 @@ def _kept_activations(config: Config, architecture: Architecture, stage: int) ->
         architecture.num_layers // parallel.pipeline,
         pipeline=parallel.pipeline,
         stage=stage,
-        pieces=_PIECES,
+        pieces=config.parallel.virtual_pipeline,
         micro_batches=micro_batches(config, config.data.max_prompt_tokens),
     )
     again = layer.made_again(parallel.recompute)

@@ -60,7 +60,7 @@ class Plan:
     def overrides(self) -> list[str]:
         """What to add to ``corew train`` to get this layout."""
         parallel, share = self.config.parallel, self.config.servers.gpu_memory_share
-        names = ["tensor", "pipeline", "data", "context", "expert", "sequence"]
+        names = ["tensor", "pipeline", "virtual_pipeline", "data", "context", "expert", "sequence"]
         names += ["distributed_optimizer", "recompute", "tokens_per_micro_batch"]
         names += ["micro_batch_rollouts"] if not parallel.tokens_per_micro_batch else []
         knobs = [f"parallel.{name}={_text(getattr(parallel, name))}" for name in names]

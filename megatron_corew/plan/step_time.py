@@ -66,7 +66,7 @@ def _pass_s(
     compute = _compute_s(config, architecture, gpu, work, fp8=fp8, training=training)
     moved = _layer_traffic_s(config, architecture, gpu, work, training=training)
     count = micro_batches(config, work.sequence_tokens)
-    bubble = 1 + (parallel.pipeline - 1) / count
+    bubble = 1 + (parallel.pipeline - 1) / (count * parallel.virtual_pipeline)
     gradients = _gradient_traffic_s(config, architecture, gpu) if training else 0.0
     return (compute + moved) * bubble + gradients * config.loss.updates_per_step
 

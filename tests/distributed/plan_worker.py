@@ -55,7 +55,7 @@ def size_of(tensors: list[torch.Tensor]) -> int:
 def allocated(policy: Policy, teacher: Teacher) -> dict[str, int]:
     """What really stands in this process's memory."""
     weights = [parameter.data for parameter in policy.module.parameters()]
-    buffers = policy.ddp.buffers + policy.ddp.expert_parallel_buffers
+    buffers = [b for ddp in policy.ddp for b in ddp.buffers + ddp.expert_parallel_buffers]
     mains = {shard.source.main.untyped_storage().data_ptr() for shard in teacher.shards}
     mains -= {weight.untyped_storage().data_ptr() for weight in weights}
     states = [

@@ -26,7 +26,7 @@ def our_logits(dtype: str) -> Tensor:
         ids_BS = TOKENS.to(platform.device())
         positions_BS = torch.arange(TOKENS.shape[1], device=ids_BS.device)[None]
         with torch.no_grad():
-            hidden_SBD = policy.ddp(ids_BS, positions_BS, None)
+            hidden_SBD = policy.ddp[0](ids_BS, positions_BS, None)
         weight_VD = policy.module.output_weight()
         logits_SV = hidden_SBD[:, 0].to(weight_VD.dtype) @ weight_VD.t()
         return logits_SV.detach().float().cpu()
