@@ -56,7 +56,7 @@ def saved_bytes(policy, *, rows: int, width: int) -> int:
     positions_BS = torch.arange(width)[None].expand(rows, width).contiguous()
     policy.module.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden_SBD = policy.ddp(ids_BS, positions_BS, None)
+        hidden_SBD = policy.ddp[0](ids_BS, positions_BS, None)
     assert hidden_SBD.requires_grad
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
