@@ -70,6 +70,7 @@ def _start(config: Config, folder: RunFolder) -> None:
         else:
             _train(config, folder, done)
     _sum_up(folder)
+    _say_if_stopped(folder)
 
 
 def _train(config: Config, folder: RunFolder, done: int) -> None:
@@ -102,6 +103,15 @@ def _work(config: Config, folder: RunFolder) -> None:
         run(config)
     if driver:
         _sum_up(folder)
+        _say_if_stopped(folder)
+
+
+def _say_if_stopped(folder: RunFolder) -> None:
+    from megatron_corew.guard import stop_message
+
+    message = stop_message(folder)
+    if message is not None:
+        raise RuntimeError(message)
 
 
 def _sum_up(folder: RunFolder) -> None:

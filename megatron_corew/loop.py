@@ -87,17 +87,21 @@ class Observer(Protocol):
         *,
         updates: Sequence[Mapping[str, float]],
         teacher_weight: float,
+        questions: Sequence[Question],
         groups: Sequence[RolloutGroup],
         taught: Sequence[RolloutGroup],
         labels: Mapping[View, ViewLabels],
         rewards_PG: Tensor,
-    ) -> None: ...
+    ) -> bool:
+        """False: this attempt ends here."""
+        ...
 
 
 def train(
     config: Config,
     *,
     first_step: int,
+    lr_scale: float,
     questions: Questions,
     policy: Policy,
     teacher: Teacher | None,
@@ -106,7 +110,7 @@ def train(
     label: Label,
     observer: Observer,
 ) -> None:
-    """Train from ``first_step`` to the end of the run; every rank runs the same loop.
+    """Train from ``first_step`` until the observer or the run ends; all ranks run the same loop.
 
     Source: Co-rewarding, arXiv:2508.00410, algorithms 1 and 2. The order within a step is the
     official code's: policy rollout, EMA with the weights before the update, teacher rollout.
@@ -156,23 +160,23 @@ def train(
         old_logprobs_RT = None if scores is None else scores.logprobs_RT
         updates = _updates(config, batch, advantages_PG, kept_P, old_logprobs_RT, ref_logprobs_RT)
         with observer.phase("train"):
-            done = [
-                policy.step(update, learning_rate=_learning_rate(config, step, part))
-                for part, update in enumerate(updates)
-            ]
+            rates = [lr_scale * _learning_rate(config, step, k) for k in range(len(updates))]
+            done = [policy.step(u, learning_rate=r) for u, r in zip(updates, rates, strict=True)]
         with observer.phase("push"):
             sampler.push(policy.hf_stream(), version=step)
 
-        # 5. Record, evaluate, save.
-        observer.after_step(
+        # 5. Record, evaluate, watch for a collapse, save.
+        if not observer.after_step(
             step,
             updates=done,
             teacher_weight=weight,
+            questions=asked,
             groups=groups,
             taught=taught,
             labels=labels,
             rewards_PG=rewards_PG,
-        )
+        ):
+            return
 
 
 def _updates(

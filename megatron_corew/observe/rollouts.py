@@ -35,6 +35,10 @@ class RolloutLog:
     ) -> None:
         self._file.close()
 
+    def next_attempt(self) -> None:
+        """Let what follows replace the rollouts of the steps that are run again."""
+        self._attempt += 1
+
     def write(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Record the rollouts of a step.
 
