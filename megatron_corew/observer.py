@@ -21,6 +21,7 @@ from megatron_corew.observe.metrics import MetricLog
 from megatron_corew.observe.progress import Progress
 from megatron_corew.observe.rollouts import RolloutLog, rollout_records
 from megatron_corew.observe.step_metrics import mean_metrics, step_metrics
+from megatron_corew.observe.versions import versions
 from megatron_corew.ranks import is_driver, on_driver
 from megatron_corew.runs import RunFolder
 from megatron_corew.seeds import call_seed
@@ -71,6 +72,7 @@ class Observer:
                     config_dict=config.model_dump(),
                 )
             )
+            self._log.event(self._first_step - 1, "start", versions=versions())
             self._guard = Guard(
                 config.monitor, self._folder, self._log, first_step=self._first_step
             )
@@ -146,7 +148,7 @@ class Observer:
             metrics = step_metrics(groups, labels, rewards) | mean_metrics(updates)
             metrics |= agreement | evaluation
             metrics["teacher/weight"] = teacher_weight
-            self._write_step(step, metrics, groups, taught, labels, rewards)
+            self._write_step(step, metrics, questions, groups, taught, labels, rewards)
         self.verdict = on_driver(lambda: self._judge_step(step, metrics))
         if self.verdict.action != "go_on":
             return False
@@ -171,6 +173,7 @@ class Observer:
         self,
         step: int,
         metrics: dict[str, float],
+        questions: Sequence[Question],
         groups: Sequence[RolloutGroup],
         taught: Sequence[RolloutGroup],
         labels: Mapping[View, ViewLabels],
@@ -182,7 +185,7 @@ class Observer:
         metrics["time/step_s"], self._step_start = now - self._step_start, now
         self._record(step, metrics | self._clock.collect())
         count = self._config.observe.rollout_groups
-        records = rollout_records(groups, labels, rewards, taught, groups_per_view=count)
+        records = rollout_records(questions, groups, labels, rewards, taught, groups_per_view=count)
         self._rollouts.write(step, records)
 
     def _agreement(

@@ -88,7 +88,7 @@ class MetricLog:
 
         Args:
             step: training step.
-            kind: ``alarm``, ``rollback`` or ``stop``; see ``guard``.
+            kind: ``start``, or ``alarm``, ``rollback`` or ``stop`` as in ``guard``.
             fields: JSON values about it.
         """
         stamp = {"step": step, "attempt": self.attempt, "time": time.time(), "event": kind}
@@ -139,7 +139,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The alarms, rollbacks and stops of a run, in the order in which they happened.
+    """The starts, alarms, rollbacks and stops of a run, in the order in which they happened.
 
     Args:
         folder: the run's folder.

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from megatron_corew.observe.jsonl import append, last_line, open_for_append, read_lines
-from megatron_corew.types import RolloutGroup, View, ViewLabels
+from megatron_corew.types import Question, RolloutGroup, View, ViewLabels
 
 ROLLOUTS_FILE = "rollouts.jsonl"
 
@@ -51,6 +51,7 @@ class RolloutLog:
 
 
 def rollout_records(
+    questions: Sequence[Question],
     groups: Sequence[RolloutGroup],
     labels: Mapping[View, ViewLabels],
     rewards: Sequence[Sequence[float]],
@@ -61,6 +62,7 @@ def rollout_records(
     """The first groups of every view as records.
 
     Args:
+        questions: of the step.
         groups: the policy's rollouts, ordered by (view, question).
         labels: of every trained view, in the order of the questions.
         rewards: one row per group.
@@ -68,10 +70,12 @@ def rollout_records(
         groups_per_view: groups to take of each view.
 
     Returns:
-        One record per response: ``question_id``, ``view``, ``sample``, ``prompt``, ``text``,
-        ``answer``, ``label``, ``reward``, ``correct`` (None without a ground truth),
-        ``finish_reason``, ``tokens`` and ``weights_version``; with a labelling teacher also its
-        ``teacher_texts`` and ``teacher_version`` for the same prompt.
+        One record per response: ``question_id``, ``view``, ``sample``, ``prompt``,
+        ``other_prompt`` (the question in its other view, None where it has none), ``text``,
+        ``answer``, ``cluster`` (the response's vote group), ``label``, ``reward``, ``truth``,
+        ``correct`` and ``label_correct`` (None without a ground truth), ``finish_reason``,
+        ``tokens`` and ``weights_version``; with a labelling teacher also its ``teacher_texts``,
+        ``teacher_answers`` and ``teacher_version`` for the same prompt.
     """
     records: list[dict[str, Any]] = []
     seen: dict[View, int] = {}
@@ -79,9 +83,11 @@ def rollout_records(
         view = group.prompt.view
         place = seen[view] = seen.get(view, -1) + 1
         if place < groups_per_view:
-            teacher = _teacher_fields(taught[index]) if taught else {}
+            shared = _question_fields(questions[place], view)
+            if taught:
+                shared |= _teacher_fields(taught[index], labels[view], place)
             records += [
-                record | teacher for record in _group_records(group, labels[view], row, place)
+                record | shared for record in _group_records(group, labels[view], row, place)
             ]
     return records
 
@@ -114,9 +120,28 @@ def read_rollouts(folder: Path, steps: Sequence[int] | None = None) -> list[dict
     return [record for step in sorted(kept) for record in kept[step]]
 
 
-def _teacher_fields(group: RolloutGroup) -> dict[str, Any]:
+def recorded_steps(folder: Path) -> list[int]:
+    """The steps of which rollouts are recorded, in order.
+
+    Args:
+        folder: the run's folder.
+
+    Raises:
+        ValueError: a line before the last is damaged.
+    """
+    return sorted({line["step"] for line in read_lines(folder / ROLLOUTS_FILE)})
+
+
+def _question_fields(question: Question, view: View) -> dict[str, Any]:
+    others = [prompt.text for other, prompt in question.prompts.items() if other != view]
+    return {"truth": question.answer, "other_prompt": others[0] if others else None}
+
+
+def _teacher_fields(group: RolloutGroup, labels: ViewLabels, place: int) -> dict[str, Any]:
+    votes = labels.teacher_votes
     return {
         "teacher_texts": group.texts,
+        "teacher_answers": list(votes[place].answers) if votes is not None else None,
         "teacher_version": group.rollouts[0].weights_version,
     }
 
@@ -132,8 +157,12 @@ def _group_records(
             "prompt": group.prompt.text,
             "text": rollout.text,
             "answer": labels.votes[place].answers[sample],
+            "cluster": labels.votes[place].clusters[sample],
             "label": labels.labels[place] if labels.labels is not None else None,
             "reward": rewards[sample],
+            "label_correct": (
+                labels.label_correct[place] if labels.label_correct is not None else None
+            ),
             "correct": labels.correct[place][sample] if labels.correct is not None else None,
             "finish_reason": rollout.finish_reason,
             "tokens": len(rollout.token_ids),

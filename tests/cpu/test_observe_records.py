@@ -11,7 +11,7 @@ import pytest
 from megatron_corew.observe.clock import PhaseClock
 from megatron_corew.observe.metrics import MetricLog, read_metrics
 from megatron_corew.observe.rollouts import RolloutLog, read_rollouts, rollout_records
-from megatron_corew.types import Prompt, Rollout, RolloutGroup, ViewLabels, Vote
+from megatron_corew.types import Prompt, Question, Rollout, RolloutGroup, ViewLabels, Vote
 
 
 def open_log(folder, **options) -> MetricLog:
@@ -206,6 +206,19 @@ def view_labels(answers: list[list[str]], labels: list[str | None]) -> ViewLabel
     )
 
 
+QUESTIONS = [
+    Question(
+        id=name,
+        prompts={
+            view: Prompt(question_id=name, view=view, text=f"{name} {view}", token_ids=(1,))
+            for view in ("original", "rephrased")
+        },
+        answer=f"truth of {name}",
+    )
+    for name in ("q0", "q1")
+]
+
+
 def test_records_keep_each_response_with_its_own_label_reward_and_answer():
     groups = [
         group("original", "q0", ["a", "b"]),
@@ -218,7 +231,7 @@ def test_records_keep_each_response_with_its_own_label_reward_and_answer():
         "rephrased": view_labels([["E", "F"], ["G", "H"]], ["M0", None]),
     }
     rewards = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
-    records = rollout_records(groups, labels, rewards, groups, groups_per_view=2)
+    records = rollout_records(QUESTIONS, groups, labels, rewards, groups, groups_per_view=2)
     found = [(r["text"], r["answer"], r["label"], r["reward"]) for r in records]
     assert found == [
         ("a", "A", "L0", 0.0),
@@ -231,11 +244,14 @@ def test_records_keep_each_response_with_its_own_label_reward_and_answer():
         ("h", "H", None, 7.0),
     ]
     assert records[0]["weights_version"] == 7
+    assert [record["cluster"] for record in records] == [0, 1] * 4
+    assert (records[2]["truth"], records[2]["other_prompt"]) == ("truth of q1", "q1 rephrased")
+    assert records[6]["other_prompt"] == "q1 original"
     assert records[2]["teacher_texts"] == ["c", "d"]
     assert records[2]["teacher_version"] == 7
-    first_only = rollout_records(groups, labels, rewards, [], groups_per_view=1)
+    first_only = rollout_records(QUESTIONS, groups, labels, rewards, [], groups_per_view=1)
     assert [record["text"] for record in first_only] == ["a", "b", "e", "f"]
-    assert rollout_records(groups, labels, rewards, [], groups_per_view=0) == []
+    assert rollout_records(QUESTIONS, groups, labels, rewards, [], groups_per_view=0) == []
 
 
 def test_rollouts_of_the_first_and_last_step_are_read_back_from_the_later_attempt(tmp_path):
