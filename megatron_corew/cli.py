@@ -198,14 +198,12 @@ def monitor(
     run_folders: Annotated[
         list[str], typer.Argument(help="Folders of runs, then knobs as monitor.key=value.")
     ],
-    margin: Annotated[
-        float, typer.Option(help="Fall of the accuracy that counts as a collapse.")
-    ] = 0.05,
+    margin: Annotated[float, typer.Option(help="Loss of accuracy that counts as a fall.")] = 0.1,
 ) -> None:
     """Show what the collapse monitor says of recorded runs, and whether it was right.
 
-    Uses the thresholds of each run's own configuration. A run that has true answers is called
-    collapsed when its accuracy ends more than MARGIN below its start.
+    Uses the thresholds of each run's own configuration. A run that has true answers has
+    fallen when its accuracy ends more than MARGIN below its start or its best.
     """
     with _one_line_errors():
         from megatron_corew.observe.hindsight import look_back
@@ -217,10 +215,10 @@ def monitor(
             knobs = load_config(folder.config_file, overrides).monitor
             seen = look_back(read_metrics(folder.path), knobs, margin=margin)
             lead = "" if seen.lead is None else f", {seen.lead} steps before the fall"
-            fell = "" if seen.fell_at is None else f", collapsed at step {seen.fell_at}"
+            fell = "" if seen.fell_at is None else f", fell at step {seen.fell_at}"
             _console.print(
                 f"{folder.path.name}: {seen.outcome}{lead}; accuracy {seen.start:.3f} -> "
-                f"{seen.end:.3f}{fell}"
+                f"{seen.end:.3f}, best {seen.best:.3f}{fell}"
             )
             for alarm in seen.alarms:
                 _console.print(f"  step {alarm.step:>5}  {alarm.signal}: {alarm.sentence}")

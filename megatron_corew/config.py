@@ -355,7 +355,7 @@ class MonitorConfig(Section):
     across_share: Share = 0.5
     """Smallest share of that rise that the agreement over the two views must reach."""
     agreement_loss: Share = 0.15
-    """Largest fall of the agreement within a group below its start."""
+    """Largest fall of either agreement below its best so far."""
     max_kl: Positive = 0.15
     """Largest KL of the policy to its reference, nats per token."""
     top_share: Share = 0.3

@@ -70,6 +70,7 @@ class Monitor:
     def __init__(self, knobs: MonitorConfig) -> None:
         self._knobs = knobs
         self._first: list[Mapping[str, float]] = []
+        self._best: dict[str, float] = {}
         self._last: deque[Mapping[str, float]] = deque(maxlen=knobs.window)
         self._since: dict[str, int] = {}
         self._streak: dict[str, int] = {}
@@ -92,8 +93,13 @@ class Monitor:
             self._first.append(metrics)
             return []
         alarms = []
+        first, last = Means(self._first), Means(self._last)
+        for metric in (WITHIN, ACROSS):
+            # NaN is never larger.
+            if last.of(metric) > self._best.get(metric, first.of(metric)):
+                self._best[metric] = last.of(metric)
         for signal, look in _SIGNALS.items():
-            found = look(self._knobs, Means(self._first), Means(self._last))
+            found = look(self._knobs, first, last, self._best)
             if found is None:
                 self._streak[signal] = 0
                 continue
@@ -141,6 +147,8 @@ class Means:
         return sum(found) / len(found) if found else math.nan
 
 
+Best = Mapping[str, float]
+"""Largest mean so far of the agreements, where it is above the first."""
 Found = tuple[str, tuple[Evidence, ...]] | None
 """Sentence and evidence of a signal that stands; None: it does not, or cannot be measured."""
 WITHIN, ACROSS = "agreement/within", "agreement/across"
@@ -149,7 +157,7 @@ TOP, DISTINCT = "answers/top_share", "answers/distinct_share"
 TRUNCATED, NO_ANSWER = "response/truncated_share", "answers/none_share"
 
 
-def _agreement(knobs: MonitorConfig, first: Means, last: Means) -> Found:
+def _agreement(knobs: MonitorConfig, first: Means, last: Means, best: Best) -> Found:
     """Samples of one prompt agree more and more, those of its other view do not follow."""
     gain = last.of(WITHIN) - first.of(WITHIN)
     needed = knobs.across_share * gain
@@ -169,19 +177,21 @@ def _agreement(knobs: MonitorConfig, first: Means, last: Means) -> Found:
     )
 
 
-def _contradiction(knobs: MonitorConfig, first: Means, last: Means) -> Found:
-    """Samples of one prompt agree less than at the start (the two halves of a group part)."""
-    limit = first.of(WITHIN) - knobs.agreement_loss
-    if not last.of(WITHIN) < limit:
-        return None
-    return (
-        f"Answers to the same question contradict each other more than at the start: the chance "
-        f"that two agree went {_change(WITHIN, first, last)}.",
-        (_evidence(WITHIN, first, last, limit),),
-    )
+def _contradiction(knobs: MonitorConfig, first: Means, last: Means, best: Best) -> Found:
+    """Answers that used to agree do so no more, in a group (its halves part) or over the views."""
+    for metric, words in ((WITHIN, "the same wording"), (ACROSS, "the two wordings")):
+        limit = best.get(metric, first.of(metric)) - knobs.agreement_loss
+        if last.of(metric) < limit:
+            return (
+                f"Answers to {words} of a question contradict each other more than before: the "
+                f"chance that two agree was {first.of(metric):.3g} at first, "
+                f"{limit + knobs.agreement_loss:.3g} at best, and is {last.of(metric):.3g}.",
+                (_evidence(metric, first, last, limit),),
+            )
+    return None
 
 
-def _drift(knobs: MonitorConfig, first: Means, last: Means) -> Found:
+def _drift(knobs: MonitorConfig, first: Means, last: Means, best: Best) -> Found:
     """The policy is far from its KL reference."""
     if not last.of(KL) > knobs.max_kl:
         return None
@@ -192,7 +202,7 @@ def _drift(knobs: MonitorConfig, first: Means, last: Means) -> Found:
     )
 
 
-def _concentration(knobs: MonitorConfig, first: Means, last: Means) -> Found:
+def _concentration(knobs: MonitorConfig, first: Means, last: Means, best: Best) -> Found:
     """Few answers stand for many questions."""
     most = max(knobs.top_share, knobs.top_growth * first.of(TOP))
     fewest = knobs.distinct_share * first.of(DISTINCT)
@@ -212,7 +222,7 @@ def _concentration(knobs: MonitorConfig, first: Means, last: Means) -> Found:
     return None
 
 
-def _unreadable(knobs: MonitorConfig, first: Means, last: Means) -> Found:
+def _unreadable(knobs: MonitorConfig, first: Means, last: Means, best: Best) -> Found:
     """Responses without an end or without an answer."""
     for metric, words in ((NO_ANSWER, "have no readable answer"), (TRUNCATED, "are cut off")):
         limit = first.of(metric) + knobs.unreadable_gain
@@ -225,7 +235,7 @@ def _unreadable(knobs: MonitorConfig, first: Means, last: Means) -> Found:
     return None
 
 
-def _teacher(knobs: MonitorConfig, first: Means, last: Means) -> Found:
+def _teacher(knobs: MonitorConfig, first: Means, last: Means, best: Best) -> Found:
     """Policy and teacher elect different answers."""
     limit = first.of(TEACHER) - knobs.teacher_loss
     if not last.of(TEACHER) < limit:
@@ -237,7 +247,7 @@ def _teacher(knobs: MonitorConfig, first: Means, last: Means) -> Found:
     )
 
 
-_SIGNALS: dict[str, Callable[[MonitorConfig, Means, Means], Found]] = {
+_SIGNALS: dict[str, Callable[[MonitorConfig, Means, Means, Best], Found]] = {
     "agreement": _agreement,
     "contradiction": _contradiction,
     "drift": _drift,

@@ -2,12 +2,12 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_corew.config import MonitorConfig
 from megatron_corew.observe.collapse import Alarm, Monitor
-from megatron_corew.observe.summary import Records, column, ends
+from megatron_corew.observe.summary import Records
 
 TRUE = "reward/accuracy"
 
@@ -19,10 +19,12 @@ class Hindsight:
     alarms: Sequence[Alarm]
     start: float
     """Accuracy of the responses, mean of the first steps; NaN without a ground truth."""
+    best: float
+    """The largest mean over as many steps."""
     end: float
-    """The same of the last steps."""
+    """Mean of the last steps."""
     fell_at: int | None
-    """First step from which on the accuracy stays below its start; None: it does not collapse."""
+    """First step of the fall, see ``look_back``; None: it does not fall."""
 
     @property
     def lead(self) -> int | None:
@@ -44,28 +46,47 @@ class Hindsight:
 def look_back(records: Records, knobs: MonitorConfig, *, margin: float) -> Hindsight:
     """Replay a run's records through the monitor and compare with its accuracy.
 
-    A run has collapsed when the accuracy of its responses, as a mean over ``knobs.window`` steps,
-    ends more than ``margin`` below its mean over the first steps. It fell at the first step after
-    which that mean never reaches its start again.
+    All accuracies are means over ``knobs.window`` steps. A run has fallen when it ends more than
+    ``margin`` below its start (it collapsed), or below its best (it lost what it had gained). The
+    fall begins where the accuracy goes below the start, or below the best less ``margin``, and
+    stays there.
 
     Args:
         records: from ``read_metrics``.
         knobs: of the monitor.
         margin: of accuracy, in [0, 1].
     """
-    values = column(records, TRUE)
-    start, end = ends(values) if values else (math.nan, math.nan)
-    fell_at = _fell_at(records, start, knobs.window) if start - end > margin else None
-    return Hindsight(
-        alarms=tuple(Monitor(knobs).replay(records)), start=start, end=end, fell_at=fell_at
-    )
+    means = _rolling(records, knobs.window)
+    start, best, end = math.nan, math.nan, math.nan
+    if means:
+        values = list(means.values())
+        start, best, end = values[0], max(values), values[-1]
+    fell_at = None
+    if start - end > margin:
+        fell_at = _stays_below(means, start)
+    elif best - end > margin:
+        fell_at = _stays_below(means, best - margin)
+    alarms = tuple(Monitor(knobs).replay(records))
+    return Hindsight(alarms=alarms, start=start, best=best, end=end, fell_at=fell_at)
 
 
-def _fell_at(records: Records, start: float, window: int) -> int:
+def _rolling(records: Records, window: int) -> dict[int, float]:
+    """Step -> mean accuracy of the window that ends there."""
     last: deque[float] = deque(maxlen=window)
-    fell = 0
-    for record in (record for record in records if TRUE in record):
+    means: dict[int, float] = {}
+    for record in (record for record in records if math.isfinite(record.get(TRUE, math.nan))):
         last.append(record[TRUE])
-        is_below = len(last) == window and sum(last) / window < start
-        fell = (fell or int(record["step"])) if is_below else 0
+        if len(last) == window:
+            means[int(record["step"])] = sum(last) / window
+    return means
+
+
+def _stays_below(means: Mapping[int, float], limit: float) -> int:
+    """The first step after which no mean reaches the limit; the last one is below it."""
+    fell = next(iter(means))
+    was_below = False
+    for step, mean in means.items():
+        if mean < limit and not was_below:
+            fell = step
+        was_below = mean < limit
     return fell

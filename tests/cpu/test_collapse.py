@@ -8,6 +8,7 @@ import pytest
 from megatron_corew.config import Config, MonitorConfig
 from megatron_corew.guard import Guard, stop_message
 from megatron_corew.observe.collapse import SIGNALS, Monitor
+from megatron_corew.observe.hindsight import look_back
 from megatron_corew.observe.metrics import MetricLog, read_events, read_metrics
 from megatron_corew.runs import RunFolder, checkpoint_folder
 
@@ -45,6 +46,9 @@ CASES = {
     ),
     "teacher": ({"label/teacher_policy_agreement": 0.7}, {"label/teacher_policy_agreement": 0.4}),
 }
+
+
+HEALTHY, SICK = CASES["drift"]
 
 
 def series(*parts: tuple[int, dict[str, float]]) -> list[dict[str, float]]:
@@ -92,7 +96,7 @@ def test_one_bad_step_is_no_alarm_and_a_signal_that_returns_is_a_second_one(sign
     healthy, sick = CASES[signal]
     assert alarms((6, healthy), (1, sick), (6, healthy)) == []
     twice = alarms((6, healthy), (4, sick), (6, healthy), (4, sick))
-    assert [alarm.since for alarm in twice] == [8, 18]
+    assert [alarm.since for alarm in twice if alarm.signal == signal] == [8, 18]
 
 
 def test_agreement_that_grows_in_both_views_is_learning():
@@ -102,6 +106,15 @@ def test_agreement_that_grows_in_both_views_is_learning():
     below = {"agreement/within": 0.9, "agreement/across": 0.59}
     assert [a.signal for a in alarms((6, start), (6, below))] == ["agreement"]
     assert alarms((6, start), (6, below | {"agreement/across": 0.61})) == []
+
+
+def test_agreement_that_was_gained_and_is_lost_again_is_an_alarm():
+    start = {"agreement/within": 0.5, "agreement/across": 0.4}
+    best = {"agreement/within": 0.6, "agreement/across": 0.7}
+    (alarm,) = alarms((6, start), (6, best), (6, best | {"agreement/across": 0.45}))
+    assert (alarm.signal, alarm.evidence[0].metric) == ("contradiction", "agreement/across")
+    assert alarm.evidence[0].limit == pytest.approx(0.5)
+    assert alarms((6, start), (6, best), (6, best | {"agreement/across": 0.55})) == []
 
 
 def test_agreement_over_the_views_may_be_measured_on_some_steps_only():
@@ -130,6 +143,39 @@ def test_replaying_the_records_restores_the_state():
     assert resumed.replay(records[8:]) == expected
 
 
+def accuracies(*values: float, kl: float = 0.0) -> list[dict[str, float]]:
+    return [
+        {"step": step, "reward/accuracy": value, "policy/kl": kl if step > 4 else 0.0}
+        for step, value in enumerate(values, start=1)
+    ]
+
+
+def test_in_hindsight_a_run_that_ends_below_its_start_has_collapsed_and_the_lead_is_counted():
+    # Means over two steps: .5 until step 6, .4 at step 7, below the start from there on.
+    seen = look_back(accuracies(*[0.5] * 6, *[0.3] * 6, kl=1.0), KNOBS, margin=0.1)
+    assert (seen.start, seen.end, seen.fell_at) == (0.5, 0.3, 7)
+    # KL 1 from step 5: the mean passes .3 at step 5, patience asks for one more.
+    assert (seen.alarms[0].step, seen.lead, seen.outcome) == (6, 1, "detected")
+
+
+def test_in_hindsight_a_run_that_loses_what_it_gained_fell_back():
+    values = [0.5] * 5 + [0.9] * 5 + [0.6] * 5
+    seen = look_back(accuracies(*values), KNOBS, margin=0.1)
+    assert (seen.best, seen.fell_at, seen.outcome) == (0.9, 11, "missed")
+    assert seen.lead is None
+
+
+@pytest.mark.parametrize(("kl", "outcome"), [(0.0, "silent"), (1.0, "false alarm")])
+def test_in_hindsight_a_run_that_learns_should_be_silent(kl, outcome):
+    values = [0.5] * 5 + [0.2] + [0.9] * 5
+    seen = look_back(accuracies(*values, kl=kl), KNOBS, margin=0.1)
+    assert (seen.fell_at, seen.outcome) == (None, outcome)
+
+
+def test_without_true_answers_there_is_no_hindsight():
+    assert look_back(series((6, HEALTHY)), KNOBS, margin=0.1).outcome == "unknown"
+
+
 class Run:
     """A run folder with checkpoints after some steps, watched step by step."""
 
@@ -155,7 +201,6 @@ class Run:
         return verdicts
 
 
-HEALTHY, SICK = CASES["drift"]
 COLLAPSE = [HEALTHY] * 6 + [SICK] * 6
 
 
