@@ -157,13 +157,8 @@ def _row(records: Records, marks: Sequence[Mark]) -> dict[str, str]:
     cells = {"steps": str(int(records[-1]["step"]))}
     for view in ("original", "rephrased"):
         values = column(records, f"eval/accuracy_{view}")
-        places = {
-            "start": values[:1],
-            "best": [max(values)] if values else [],
-            "final": values[-1:],
-        }
-        for when, found in places.items():
-            cells[f"{when}, {view}"] = share(found[0]) if found else "-"
+        cells[f"accuracy, {view}"] = f"{share(values[0])} → {share(values[-1])}" if values else "-"
+        cells["best" if view == "original" else "best "] = share(max(values)) if values else "-"
     for title, name in (("reward", "reward/mean"), ("label accuracy", "label/accuracy")):
         values = column(records, name)
         cells[title] = number(ends(values)[1]) if values else "-"
