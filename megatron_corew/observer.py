@@ -163,6 +163,7 @@ class Observer:
             self._progress.note(f"collapse monitor, step {step}: {alarm.sentence}")
         if verdict.action == "rollback":
             self._rollouts.next_attempt()
+            self._progress.go_back(verdict.to_step)
             self._progress.note(
                 f"going back to step {verdict.to_step} with {verdict.lr_scale:g} times the "
                 "configured learning rate"

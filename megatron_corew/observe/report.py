@@ -191,8 +191,8 @@ def _cards(records: Records) -> Iterator[dict[str, str]]:
             start, end = ends(values)
             yield {
                 "title": title,
-                "before": number(start),
-                "value": number(end),
+                "before": f"{start:.3g}",
+                "value": f"{end:.3g}",
                 "note": "mean of the first and of the last steps",
             }
     seconds = _step_seconds(records)

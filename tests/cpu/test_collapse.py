@@ -252,6 +252,23 @@ def test_rollback_restores_the_checkpoint_from_before_the_evidence_at_a_lower_ra
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_the_same_process_goes_on_after_a_rollback_as_if_the_steps_had_not_been(tmp_path):
+    run = Run(tmp_path, "rollback")
+    options = {"tensorboard": False, "wandb_project": None, "config_dict": {}}
+    with MetricLog(tmp_path, **options) as log:
+        guard = Guard(run.knobs, run.folder, log, first_step=1)
+        turned = []
+        for step, metrics in [*enumerate(COLLAPSE[:9], start=1), *enumerate([SICK] * 3, start=7)]:
+            log.log(step, metrics)
+            turned.append(guard.judge(step, metrics).action == "rollback")
+    # Both times the mean passes at step 8 and the alarm comes at step 9.
+    assert turned == [False] * 8 + [True] + [False] * 2 + [True]
+    assert events_of(run) == [("alarm", 9), ("rollback", 9)] * 2
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    steps = [(line["step"], line["attempt"]) for line in lines if "event" not in line]
+    assert steps[8:] == [(9, 1), (7, 2), (8, 2), (9, 2)]
+
+
 def test_a_bad_checkpoint_is_removed_and_an_older_one_restored(tmp_path):
     run = Run(tmp_path, "rollback", saved=(0, 4, 8))
     assert run.go(COLLAPSE)[-1].to_step == 4

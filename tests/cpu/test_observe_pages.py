@@ -322,6 +322,19 @@ def test_without_a_terminal_every_step_is_one_line():
     assert "\x1b" not in out.getvalue()
 
 
+def test_after_going_back_the_time_left_is_counted_anew():
+    progress, out = plain_lines(total_steps=30)
+    with progress:
+        progress.update(20, {"reward/mean": 0.5})
+        progress.go_back(10)
+        progress.update(11, {"reward/mean": 0.5})
+        progress.update(12, {"reward/mean": 0.5})
+    lines = out.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 20/30", "step 11/30", "step 12/30"]
+    assert ["left" in line for line in lines] == [False, False, True]
+    assert "-" not in lines[2]
+
+
 def test_on_a_terminal_the_accuracy_stays_visible_with_its_start():
     out = io.StringIO()
     progress = Progress(10, console=Console(file=out, force_terminal=True, width=100))
