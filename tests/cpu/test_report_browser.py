@@ -1,5 +1,6 @@
 """The report in a real browser: it opens, draws, reads out, zooms, filters and renews itself."""
 
+import shutil
 import threading
 
 import pytest
@@ -192,8 +193,12 @@ def test_the_filters_choose_rollouts_and_say_how_many(page):
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_is_wider_than_the_window(tab, run, width):
-    tab.open(write_report([run]).as_uri(), width=width)
+@pytest.mark.parametrize("runs", [1, 8])
+def test_nothing_is_wider_than_the_window(tab, run, width, runs, tmp_path):
+    copies = [tmp_path / f"another_run_with_a_long_name_{number}" for number in range(1, runs)]
+    for copy in copies:
+        shutil.copytree(run, copy)
+    tab.open(write_report([run, *copies]).as_uri(), width=width)
     assert tab.value("document.documentElement.scrollWidth") <= width
 
 
