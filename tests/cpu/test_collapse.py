@@ -221,6 +221,20 @@ def test_a_warning_is_recorded_and_the_run_goes_on(tmp_path):
     assert stop_message(run.folder) is None
 
 
+def test_a_warned_run_that_ends_with_its_alarm_was_not_stopped(tmp_path):
+    run = Run(tmp_path, "warn")
+    run.go(COLLAPSE[:9])
+    assert events_of(run) == [("alarm", 9)]
+    assert stop_message(run.folder) is None
+
+
+def test_a_resumed_run_judges_the_steps_that_run_again_as_if_for_the_first_time(tmp_path):
+    run = Run(tmp_path, "warn")
+    run.go(COLLAPSE[:8])
+    verdicts = run.go(COLLAPSE[6:], first_step=7)
+    assert [(alarm.step, alarm.since) for v in verdicts for alarm in v.alarms] == [(9, 8)]
+
+
 def test_off_means_off(tmp_path):
     run = Run(tmp_path, "off")
     assert len(run.go(COLLAPSE)) == 12
