@@ -181,7 +181,7 @@ def test_a_rollback_that_is_killed_and_resumed_ends_like_one_that_is_not(whole_r
         "monitor.on_collapse=rollback",
         "monitor.window=2",
         "monitor.patience=1",
-        # One signal only, and a rate so low that it does not come back.
+        # One signal only, and a rate so low that the policy stands still after the rollback.
         f"monitor.max_kl={limit}",
         "monitor.lr_factor=1e-4",
         "monitor.max_rollbacks=1",
@@ -191,22 +191,18 @@ def test_a_rollback_that_is_killed_and_resumed_ends_like_one_that_is_not(whole_r
         "monitor.distinct_share=0.0",
     ]
     whole, killed = tmp_path / "turned", tmp_path / "killed"
-    output = run_to_end([*train_command(tmp_path, "turned"), *knobs])
-    events = read_events(whole)
-    assert [(e["event"], e["step"]) for e in events] == [
-        ("start", 0),
-        ("alarm", step),
-        ("rollback", step),
-    ]
-    assert events[-1]["to"] == 3
+    output = run_to_any_end([*train_command(tmp_path, "turned"), *knobs])
+    assert happened(whole)[:2] == [("alarm", step), ("rollback", step)]
     assert "going back to step 3" in output
     records = comparable(whole)
-    assert sorted(records) == list(range(10))
+    last = max(records)
+    assert sorted(records) == list(range(last + 1))
+    assert last > 4
     # Up to the checkpoint nothing changed; after it the rate is a ten thousandth.
     plain = comparable(whole_run[0])
     for before in range(1, 4):
         assert records[before]["policy/lr"] == plain[before]["policy/lr"]
-    for after in range(4, 10):
+    for after in range(4, last + 1):
         assert records[after]["policy/lr"] == pytest.approx(1e-4 * plain[after]["policy/lr"])
     # The same questions and the same weights answer step 4 alike.
     assert records[4]["reward/mean"] == plain[4]["reward/mean"]
@@ -214,8 +210,23 @@ def test_a_rollback_that_is_killed_and_resumed_ends_like_one_that_is_not(whole_r
 
     command = [*train_command(tmp_path, "killed"), *knobs]
     kill_after_rollback(command, killed)
-    run_to_end(command)
+    run_to_any_end(command)
     assert comparable(killed) == records
+    assert happened(killed) == happened(whole)
+
+
+def run_to_any_end(command: list[str]) -> str:
+    """Run to the last step, or until the monitor stops the run: few prompts make noisy figures."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0 or "the run was stopped after step" in done.stderr, done.stderr
+    return done.stdout
+
+
+def happened(folder: Path) -> list[tuple[str, int]]:
+    events = read_events(folder)
+    return [(event["event"], event["step"]) for event in events if event["event"] != "start"]
 
 
 def kill_after_rollback(command: list[str], folder: Path) -> None:
