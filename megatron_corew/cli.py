@@ -3,7 +3,7 @@
 import functools
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,6 +80,7 @@ def _start(config: Config, folder: RunFolder) -> None:
         else:
             _train(config, folder, done)
     _sum_up(folder)
+    _say_if_stopped(folder)
 
 
 def _train(config: Config, folder: RunFolder, done: int) -> None:
@@ -112,6 +113,15 @@ def _work(config: Config, folder: RunFolder) -> None:
         run(config)
     if driver:
         _sum_up(folder)
+        _say_if_stopped(folder)
+
+
+def _say_if_stopped(folder: RunFolder) -> None:
+    from megatron_corew.guard import stop_message
+
+    message = stop_message(folder)
+    if message is not None:
+        raise RuntimeError(message)
 
 
 def _sum_up(folder: RunFolder) -> None:
@@ -119,7 +129,7 @@ def _sum_up(folder: RunFolder) -> None:
     from megatron_corew.observe.report import write_report
     from megatron_corew.observe.summary import summary_text
 
-    write_report(folder.path)
+    write_report([folder.path])
     console.print()
     console.print(summary_text(read_metrics(folder.path), folder=folder.path))
 
@@ -177,13 +187,92 @@ def export(
         console.print(written)
 
 
-@app.command(epilog="Example: corew report runs/demo")
-def report(run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
-    """Write the report of a run, finished or not, and print its summary."""
+@app.command(epilog="Example: corew report runs/demo runs/other -o compared.html")
+def report(
+    run_folders: Annotated[list[Path], typer.Argument(help="Folder of each run.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Page to write; report.html in the run by default."),
+    ] = None,
+) -> None:
+    """Write the report of a run, finished or not, or a page that compares several.
+
+    The page needs no other file and no network. The summary of a single run is printed too.
+    """
     with one_line_errors():
-        if not run_folder.is_dir():
-            raise ValueError(f"RUN_FOLDER: need the folder of a run, got {run_folder}.")
-        _sum_up(RunFolder(run_folder))
+        from megatron_corew.observe.report import write_report
+
+        folders = [_existing(folder) for folder in run_folders]
+        if out is None and len(folders) > 1:
+            raise ValueError("--out: need a file for the page of several runs, got none.")
+        if out is None:
+            _sum_up(folders[0])
+        else:
+            console.print(str(write_report([folder.path for folder in folders], out)))
+
+
+@app.command(epilog="Example: corew watch runs/demo")
+def watch(
+    run_folders: Annotated[list[Path], typer.Argument(help="Folder of each run.")],
+    host: Annotated[str, typer.Option(help="Interface to bind to.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8765,
+) -> None:
+    """Serve the report of runs that train, renewed with every step, until interrupted.
+
+    Only this machine can see it. Another HOST shows prompts and responses to everybody who can
+    reach it.
+    """
+    with one_line_errors():
+        from megatron_corew.observe.watch import ReportServer
+
+        folders = [_existing(folder).path for folder in run_folders]
+        try:
+            server = ReportServer(folders, host=host, port=port)
+        except OSError as error:
+            raise RuntimeError(
+                f"--port: need a free port on {host}, got {port} ({error.strerror}). "
+                "Take another one, or 0."
+            ) from error
+        console.print(f"{server.address}  (end with Ctrl-C)")
+        with server, suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+@app.command(epilog="Example: corew monitor runs/demo monitor.max_kl=0.2")
+def monitor(
+    run_folders: Annotated[
+        list[str], typer.Argument(help="Folders of runs, then knobs as monitor.key=value.")
+    ],
+    margin: Annotated[float, typer.Option(help="Loss of accuracy that counts as a fall.")] = 0.1,
+) -> None:
+    """Show what the collapse monitor says of recorded runs, and whether it was right.
+
+    Uses the thresholds of each run's own configuration. A run that has true answers has
+    fallen when its accuracy ends more than MARGIN below its start or its best.
+    """
+    with one_line_errors():
+        from megatron_corew.observe.hindsight import look_back
+        from megatron_corew.observe.metrics import read_metrics
+
+        overrides = [text for text in run_folders if "=" in text]
+        for name in (text for text in run_folders if "=" not in text):
+            folder = _existing(Path(name))
+            knobs = load_config(folder.config_file, overrides).monitor
+            seen = look_back(read_metrics(folder.path), knobs, margin=margin)
+            lead = "" if seen.lead is None else f", {seen.lead} steps before the fall"
+            fell = "" if seen.fell_at is None else f", fell at step {seen.fell_at}"
+            console.print(
+                f"{folder.path.name}: {seen.outcome}{lead}; accuracy {seen.start:.3f} -> "
+                f"{seen.end:.3f}, best {seen.best:.3f}{fell}"
+            )
+            for alarm in seen.alarms:
+                console.print(f"  step {alarm.step:>5}  {alarm.signal}: {alarm.sentence}")
+
+
+def _existing(folder: Path) -> RunFolder:
+    if not folder.is_dir():
+        raise ValueError(f"RUN_FOLDER: need the folder of a run, got {folder}.")
+    return RunFolder(folder)
 
 
 @app.command(epilog="Example: corew doctor configs/runs/demo.yaml --json")

@@ -407,6 +407,46 @@ class ObserveConfig(Section):
     """Rollout groups per step, view and round of questions written to rollouts.jsonl."""
 
 
+class MonitorConfig(Section):
+    """The watch over a collapse, which needs no labels; see docs/monitor.md for the thresholds."""
+
+    on_collapse: Literal["off", "warn", "stop", "rollback"] = "warn"
+    """Upon an alarm: nothing, a message, the end of the run, or back to the last checkpoint from
+    before the alarm with a lower learning rate."""
+    window: Annotated[int, Field(ge=1)] = 5
+    """Steps whose mean is compared: the first so many with the last so many."""
+    patience: Count = 3
+    """Steps in a row that a signal must stand before it is an alarm."""
+    probe_every: Annotated[int, Field(ge=0)] = 2
+    """Steps between measurements of the agreement over the two views; 0: never. A method that
+    trains one view asks the other one for it, where the data have it."""
+    probe_questions: Count = 16
+    """Questions of the step that such a measurement looks at."""
+    agreement_gain: Share = 0.15
+    """Rise of the agreement within a group, in probability, from which on the agreement over the
+    two views must follow."""
+    across_share: Share = 0.5
+    """Smallest share of that rise that the agreement over the two views must reach."""
+    agreement_loss: Share = 0.15
+    """Largest fall of either agreement below its best so far."""
+    max_kl: Positive = 0.15
+    """Largest KL of the policy to its reference, nats per token."""
+    top_share: Share = 0.3
+    """Largest share of one answer among all responses ..."""
+    top_growth: Annotated[float, Field(ge=1.0)] = 2.0
+    """... unless it began so high: as a multiple of its start."""
+    distinct_share: Share = 0.5
+    """Smallest number of distinct answers, as a share of its start."""
+    unreadable_gain: Share = 0.15
+    """Largest rise of the share of responses that are cut, or that have no answer."""
+    teacher_loss: Share = 0.25
+    """Largest fall of the share of questions on which policy and teacher elect the same answer."""
+    lr_factor: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3
+    """``rollback``: the learning rate is multiplied by this each time."""
+    max_rollbacks: Count = 3
+    """``rollback``: so many; the next alarm stops the run."""
+
+
 class Config(Section):
     """One training run."""
 
@@ -426,6 +466,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     observe: ObserveConfig = ObserveConfig()
+    monitor: MonitorConfig = MonitorConfig()
 
     @property
     def preset(self) -> Method:
@@ -514,6 +555,19 @@ class Config(Section):
                 f"parallel.tokens_per_micro_batch: need 0 or at least {longest} for one sequence "
                 f"(data.max_prompt_tokens {prompt} + rollout.max_response_tokens {response}), got "
                 f"{budget}."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def rollback_finds_a_checkpoint_from_before_the_alarm(self) -> Self:
+        """The checkpoints that are kept reach back beyond the steps that an alarm looks at."""
+        knobs, saved = self.monitor, self.checkpoint
+        reach, needed = (saved.keep - 1) * saved.every, knobs.window + knobs.patience
+        if knobs.on_collapse == "rollback" and reach < needed:
+            raise ValueError(
+                f"checkpoint.keep: monitor.on_collapse=rollback needs checkpoints that reach back "
+                f"{needed} steps (monitor.window + monitor.patience), got (keep - 1) x every = "
+                f"{reach}. Raise checkpoint.keep or checkpoint.every."
             )
         return self
 

@@ -23,6 +23,7 @@ from megatron_corew.types import Gathered, Prompt, Question, RolloutGroup, View,
 class _Round:
     """What one round of questions gave, ordered by (view, question)."""
 
+    asked: Sequence[Question]
     groups: list[RolloutGroup]
     taught: list[RolloutGroup]
     labels: dict[View, ViewLabels]
@@ -84,7 +85,12 @@ class Gatherer:
             labels = self.label(asked, groups, taught)
         rewards_PG, kept_P = self._rewards(groups, labels)
         return _Round(
-            groups=groups, taught=taught, labels=labels, rewards_PG=rewards_PG, kept_P=kept_P
+            asked=asked,
+            groups=groups,
+            taught=taught,
+            labels=labels,
+            rewards_PG=rewards_PG,
+            kept_P=kept_P,
         )
 
     def _policy_answers(
@@ -167,6 +173,7 @@ def _join(rounds: Sequence[_Round], wanted: int) -> Gathered:
     groups = [groups[at] for at in order]
     kept_P = torch.cat([part.kept_P for part in rounds])[order]
     return Gathered(
+        questions=tuple(question for part in rounds for question in part.asked),
         groups=tuple(groups),
         taught=tuple(taught[at] for at in order) if taught else (),
         labels={view: join_labels([part.labels[view] for part in rounds]) for view in views},

@@ -21,6 +21,7 @@ def train(
     config: Config,
     *,
     first_step: int,
+    lr_scale: float,
     questions: Questions,
     policy: Policy,
     teacher: Teacher | None,
@@ -29,7 +30,7 @@ def train(
     label: Label,
     observer: Observer,
 ) -> None:
-    """Train from ``first_step`` to the end of the run; every rank runs the same loop.
+    """Train from ``first_step`` until the observer or the run ends; all ranks run the same loop.
 
     Source: Co-rewarding, arXiv:2508.00410, algorithms 1 and 2. The order within a step is the
     official code's: policy rollout, EMA with the weights before the update, teacher rollout.
@@ -72,15 +73,14 @@ def train(
         kept_P = gathered.kept_P[places]
         updates = _updates(config, batch, advantages_PG, kept_P, old_logprobs_RT, ref_logprobs_RT)
         with observer.phase("train"):
-            done = [
-                policy.step(update, learning_rate=_learning_rate(config, step, part))
-                for part, update in enumerate(updates)
-            ]
+            rates = [lr_scale * _learning_rate(config, step, k) for k in range(len(updates))]
+            done = [policy.step(u, learning_rate=r) for u, r in zip(updates, rates, strict=True)]
         with observer.phase("push"):
             sampler.push(policy.hf_stream(), version=step)
 
-        # 4. Record, evaluate, save.
-        observer.after_step(step, updates=done, teacher_weight=weight, gathered=gathered)
+        # 4. Record, evaluate, watch for a collapse, save.
+        if not observer.after_step(step, updates=done, teacher_weight=weight, gathered=gathered):
+            return
 
 
 def _updates(

@@ -12,12 +12,15 @@ from typing import Self
 from megatron_corew.answers.judge import AnswerJudge
 from megatron_corew.config import Config
 from megatron_corew.evaluate.accuracy import Sampler, accuracy
+from megatron_corew.evaluate.agreement import cross_view_agreement
+from megatron_corew.guard import Guard, Verdict
 from megatron_corew.observe.clock import PhaseClock
 from megatron_corew.observe.metrics import MetricLog
 from megatron_corew.observe.progress import Progress
 from megatron_corew.observe.rollouts import RolloutLog, rollout_records
 from megatron_corew.observe.step_metrics import mean_metrics, refill_metrics, step_metrics
-from megatron_corew.ranks import is_driver
+from megatron_corew.observe.versions import versions
+from megatron_corew.ranks import is_driver, on_driver
 from megatron_corew.runs import RunFolder
 from megatron_corew.seeds import call_seed
 from megatron_corew.types import Gathered, Question, RolloutGroup
@@ -29,6 +32,7 @@ class Observer:
     Args:
         config: the run.
         folder: where it writes.
+        training_sampler: samples from the policy as in training.
         evaluation_sampler: samples from the policy with the evaluation's settings.
         judge: compares answers with the truth.
         held_out: questions with answers; empty: no evaluation.
@@ -41,6 +45,7 @@ class Observer:
         config: Config,
         folder: RunFolder,
         *,
+        training_sampler: Sampler,
         evaluation_sampler: Sampler,
         judge: AnswerJudge,
         held_out: Sequence[Question],
@@ -48,10 +53,11 @@ class Observer:
         first_step: int,
     ) -> None:
         self._config, self._folder, self._first_step = config, folder, first_step
+        self._training_sampler = training_sampler
         self._sampler, self._judge, self._held_out = evaluation_sampler, judge, held_out
         self._save, self._clock, self._step_start = save, PhaseClock(), time.monotonic()
         self._open = ExitStack()
-        self._writes = is_driver()
+        self._writes, self._is_new = is_driver(), first_step == 1
 
     def __enter__(self) -> Self:
         if self._writes:
@@ -64,10 +70,16 @@ class Observer:
                     config_dict=config.model_dump(),
                 )
             )
+            self._log.event(self._first_step - 1, "start", versions=versions())
+            self._guard = Guard(
+                config.monitor, self._folder, self._log, first_step=self._first_step
+            )
             self._rollouts = self._open.enter_context(RolloutLog(self._folder.path))
             self._progress = self._open.enter_context(
                 Progress(config.run.steps, first_step=self._first_step)
             )
+        scale = on_driver(lambda: self._guard.lr_scale)
+        self.verdict = Verdict(action="go_on", lr_scale=scale)
         return self
 
     def __exit__(
@@ -85,9 +97,14 @@ class Observer:
         return self._clock.phase(name)
 
     def before_training(self) -> None:
-        """Evaluate the policy as it comes, unless this attempt goes on with an earlier one."""
-        if self._first_step == 1 and self._held_out:
-            self._record(0, self._evaluate())
+        """Evaluate the policy as it comes, unless this run has begun before."""
+        if self._is_new:
+            self._is_new = False
+            if self._held_out:
+                self._record(0, self._evaluate())
+            if self._config.monitor.on_collapse == "rollback":
+                # So that there is always something to go back to.
+                self._save(0)
         self._step_start = time.monotonic()
 
     def after_step(
@@ -97,29 +114,52 @@ class Observer:
         updates: Sequence[Mapping[str, float]],
         teacher_weight: float,
         gathered: Gathered,
-    ) -> None:
-        """Evaluate, record the step, and save, when it is time.
+    ) -> bool:
+        """Evaluate, record the step, watch for a collapse, and save, when it is time.
 
         Args:
             step: the step that is done.
             updates: metrics of its optimizer updates.
             teacher_weight: share of the policy mixed into the teacher in this step.
             gathered: all that was asked in it.
+
+        Returns:
+            Whether to go on with the next step; ``verdict`` says what else to do.
         """
         last, evaluation = step == self._config.run.steps, dict[str, float]()
         if self._held_out and (last or _is_due(step, self._config.evaluate.every)):
             with self.phase("evaluate"):
                 evaluation = self._evaluate()
+        agreement = self._agreement(step, gathered)
+        metrics = dict[str, float]()
         # Recorded before it is saved: a checkpoint without its step's record would lose it.
         if self._writes:
             metrics = step_metrics(gathered.groups, gathered.labels, gathered.rewards_PG.tolist())
             if self._config.shaping.refill_rounds:
                 metrics |= refill_metrics(gathered)
-            metrics |= mean_metrics(updates) | evaluation | {"teacher/weight": teacher_weight}
+            metrics |= mean_metrics(updates) | agreement | evaluation
+            metrics["teacher/weight"] = teacher_weight
             self._write_step(step, metrics, gathered)
+        self.verdict = on_driver(lambda: self._judge_step(step, metrics))
+        if self.verdict.action != "go_on":
+            return False
         if last or _is_due(step, self._config.checkpoint.every):
             with self.phase("save"):
                 self._save(step)
+        return True
+
+    def _judge_step(self, step: int, metrics: Mapping[str, float]) -> Verdict:
+        verdict = self._guard.judge(step, metrics)
+        for alarm in verdict.alarms:
+            self._progress.note(f"collapse monitor, step {step}: {alarm.sentence}")
+        if verdict.action == "rollback":
+            self._rollouts.next_attempt()
+            self._progress.go_back(verdict.to_step)
+            self._progress.note(
+                f"going back to step {verdict.to_step} with {verdict.lr_scale:g} times the "
+                "configured learning rate"
+            )
+        return verdict
 
     def _write_step(self, step: int, metrics: dict[str, float], gathered: Gathered) -> None:
         metrics |= {f"verify/{name}": count for name, count in self._judge.statistics().items()}
@@ -129,6 +169,20 @@ class Observer:
         self._record(step, metrics | self._clock.collect())
         count = self._config.observe.rollout_groups
         self._rollouts.write(step, rollout_records(gathered, groups_per_view=count))
+
+    def _agreement(self, step: int, gathered: Gathered) -> dict[str, float]:
+        knobs = self._config.monitor
+        if not _is_due(step, knobs.probe_every):
+            return {}
+        with self.phase("agreement"):
+            return cross_view_agreement(
+                gathered.questions[: knobs.probe_questions],
+                gathered.groups,
+                self._training_sampler,
+                self._judge,
+                samples=self._config.rollout.samples_per_prompt,
+                seed=call_seed(self._config.run.seed, step, "agreement"),
+            )
 
     def _evaluate(self) -> dict[str, float]:
         return accuracy(

@@ -83,4 +83,6 @@ class Observer(Protocol):
         updates: Sequence[Mapping[str, float]],
         teacher_weight: float,
         gathered: Gathered,
-    ) -> None: ...
+    ) -> bool:
+        """False: this attempt ends here."""
+        ...

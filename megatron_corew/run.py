@@ -67,6 +67,7 @@ def run(config: Config) -> None:
             Observer(
                 config,
                 folder,
+                training_sampler=sampler,
                 evaluation_sampler=EvaluationSampler(sampler, evaluation_sampling(config)),
                 judge=judge,
                 held_out=held_out.questions if held_out else (),
@@ -74,9 +75,9 @@ def run(config: Config) -> None:
                 first_step=last_step + 1,
             )
         )
-        loop.train(
+        train = partial(
+            loop.train,
             config,
-            first_step=last_step + 1,
             questions=_stream(config, train_set),
             policy=policy,
             teacher=teacher,
@@ -85,6 +86,11 @@ def run(config: Config) -> None:
             label=partial(_label_on_driver, judge, config),
             observer=observer,
         )
+        train(first_step=last_step + 1, lr_scale=observer.verdict.lr_scale)
+        while observer.verdict.action == "rollback":
+            verdict = observer.verdict
+            checkpoints.load(verdict.to_step)
+            train(first_step=verdict.to_step + 1, lr_scale=verdict.lr_scale)
 
 
 def _label_on_driver(

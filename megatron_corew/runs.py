@@ -1,6 +1,7 @@
 """The folder of a run: what lies where, and whether a configuration may go on in it."""
 
 import fcntl
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,15 @@ from megatron_corew.config import Config
 from megatron_corew.config_file import differences, load_config, save_config
 
 # Knobs that change how a run is computed or watched, never what it computes.
-_FREE_ON_RESUME = ("run.root", "servers", "parallel", "checkpoint", "evaluate", "observe")
+_FREE_ON_RESUME = (
+    "run.root",
+    "servers",
+    "parallel",
+    "checkpoint",
+    "evaluate",
+    "observe",
+    "monitor",
+)
 
 
 def checkpoint_folder(checkpoints: Path, step: int) -> Path:
@@ -80,6 +89,18 @@ class RunFolder:
     def steps(self) -> list[int]:
         """Steps of all complete checkpoints, oldest first."""
         return sorted(int(f.name.removeprefix("step-")) for f in self.checkpoints.glob("step-*"))
+
+    def rewind(self, step: int) -> None:
+        """Make an older checkpoint the newest one.
+
+        Args:
+            step: of a complete checkpoint; those of later steps are removed.
+        """
+        pointer = self.checkpoints / ".latest.partial"
+        pointer.write_text(str(step))
+        pointer.replace(self.checkpoints / "latest")
+        for later in (saved for saved in self.steps() if saved > step):
+            shutil.rmtree(checkpoint_folder(self.checkpoints, later))
 
     def _refuse_another_run(self, config: Config) -> None:
         before = load_config(self.config_file)

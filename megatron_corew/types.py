@@ -114,6 +114,8 @@ class ViewLabels:
 class Gathered:
     """All that was asked in a step, ordered by (view, round, question); made by ``gathering``."""
 
+    questions: tuple[Question, ...]
+    """Of all rounds in their order; every view was asked all of them."""
     groups: tuple[RolloutGroup, ...]
     """P groups, the policy's rollouts."""
     taught: tuple[RolloutGroup, ...]

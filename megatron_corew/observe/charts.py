@@ -6,11 +6,12 @@ as readable on a phone as on a wall. The y axis points down, as in SVG.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megatron_corew.observe.format import number, tick
 
 BOX = 1000.0
+COLOURS = 7
 _SMOOTH_FROM = 40
 _MAX_DOTS = 45
 _MAX_TABLE_ROWS = 40
@@ -22,6 +23,18 @@ class Series:
 
     label: str
     points: Mapping[int, float]
+    place: int | None = None
+    """Colour, counted from 0, where it must be the same in all charts; None: by the order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """Something that happened after a step."""
+
+    step: int
+    kind: str
+    """``alarm``, ``rollback``, ``stop`` or ``start``."""
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +51,7 @@ class Chart:
     stacked: bool = False
     smooth: bool = True
     """Show a long series as its rolling mean over the pale single steps."""
+    marks: Sequence[Mark] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +69,8 @@ class Line:
     dots: str = ""
     """Marks of a short series."""
     area: bool = False
+    dashed: bool = False
+    """Beyond the colours there are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +86,8 @@ class Drawing:
     """Distance from the left in percent, and the label."""
     rows: Sequence[Sequence[str]]
     """The same as a table: step, then one cell per series; of a long run not every step."""
+    marks: Sequence[tuple[float, Mark]] = ()
+    """Distance from the left in thousandths, and what happened there."""
     data: Mapping[str, object] = field(default_factory=dict)
     """For the read-out: steps, their place in percent, and the values as text."""
 
@@ -89,7 +107,9 @@ def draw(chart: Chart) -> Drawing:
     y_axis = _y_axis(chart, curves)
     lines = []
     below: Mapping[int, float] = dict.fromkeys(steps, 0.0)
-    for colour, (series, curve) in enumerate(zip(chart.series, curves, strict=True), start=1):
+    for order, (series, curve) in enumerate(zip(chart.series, curves, strict=True)):
+        place = order if series.place is None else series.place
+        colour, dashed = place % COLOURS + 1, place >= COLOURS
         last = number([value for value in series.points.values() if math.isfinite(value)][-1])
         if chart.stacked:
             path = _area(curve, below, x_axis, y_axis)
@@ -97,7 +117,8 @@ def draw(chart: Chart) -> Drawing:
             below = curve
         else:
             smooth = chart.smooth and len(curve) >= _SMOOTH_FROM
-            lines.append(_line(series.label, colour, last, curve, x_axis, y_axis, smooth=smooth))
+            line = _line(series.label, colour, last, curve, x_axis, y_axis, smooth=smooth)
+            lines.append(replace(line, dashed=dashed))
     return Drawing(
         title=chart.title,
         note=chart.note,
@@ -105,8 +126,14 @@ def draw(chart: Chart) -> Drawing:
         y_ticks=[(y_axis.percent(value), tick(value)) for value in y_axis.ticks(4)],
         x_ticks=[(x_axis.percent(at), tick(at)) for at in x_axis.ticks(5) if at % 1 == 0],
         rows=_table(chart.series, steps),
+        marks=[
+            (round(BOX * x_axis.share(mark.step), 1), mark)
+            for mark in chart.marks
+            if steps[0] <= mark.step <= steps[-1]
+        ],
         data={
             "x": steps,
+            "ends": [steps[0], steps[-1]],
             "at": [round(x_axis.percent(step), 2) for step in steps],
             "y": [[_cell(series, step) for step in steps] for series in chart.series],
         },

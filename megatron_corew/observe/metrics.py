@@ -83,6 +83,24 @@ class MetricLog:
             # The step is a metric like any other: W&B drops what its own counter saw before.
             self._wandb.log({**metrics, "step": step})
 
+    def event(self, step: int, kind: str, **fields: Any) -> None:
+        """Record that something happened after a step.
+
+        Args:
+            step: training step.
+            kind: ``start``, or ``alarm``, ``rollback`` or ``stop`` as in ``guard``.
+            fields: JSON values about it.
+        """
+        stamp = {"step": step, "attempt": self.attempt, "time": time.time(), "event": kind}
+        append(self._file, stamp | fields)
+
+    def next_attempt(self) -> None:
+        """Let what follows replace the records of the steps that are run again."""
+        self.attempt += 1
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
     def _event_writer(self, first_step: int) -> "SummaryWriter":
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
@@ -103,17 +121,43 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     Returns:
         In the order of the steps: ``step``, ``attempt``, ``time`` and the metrics. Lines of one
         attempt for one step are joined; a later attempt replaces an earlier one. What was not
-        finite is NaN. Empty without a file.
+        finite is NaN. Steps that a rollback took back are left out. Empty without a file.
 
     Raises:
         ValueError: a line before the last is damaged.
     """
     steps: dict[int, dict[str, float]] = {}
     for line in read_lines(folder / METRICS_FILE):
+        if "event" in line:
+            if line["event"] == "rollback":
+                steps = {step: kept for step, kept in steps.items() if step <= line["to"]}
+            continue
         values = {name: math.nan if value is None else value for name, value in line.items()}
         before = steps.get(line["step"], {})
         steps[line["step"]] = (before if before.get("attempt") == line["attempt"] else {}) | values
     return [steps[step] for step in sorted(steps)]
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The starts, alarms, rollbacks and stops of a run, in the order in which they happened.
+
+    Args:
+        folder: the run's folder.
+
+    Returns:
+        ``step``, ``attempt``, ``time``, ``event`` and what belongs to it. What a resumed run
+        records again stands once, in the place of the first time.
+
+    Raises:
+        ValueError: a line before the last is damaged.
+    """
+    events: dict[tuple[object, ...], dict[str, Any]] = {}
+    for line in read_lines(folder / METRICS_FILE):
+        if line.get("event") == "alarm":
+            events[line["step"], line["signal"], line["rollbacks"]] = line
+        elif "event" in line:
+            events[line["step"], line["event"], len(events)] = line
+    return list(events.values())
 
 
 def _finite(value: float) -> float | None:

@@ -94,6 +94,15 @@ class Progress:
         """
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def go_back(self, step: int) -> None:
+        """Count the steps after ``step`` again.
+
+        Args:
+            step: the last one that stands.
+        """
+        self._anchor = None
+        self._bar.update(self._task, completed=step)
+
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a finished step.
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from megatron_corew.observe.jsonl import append, last_line, open_for_append, read_lines
-from megatron_corew.types import Gathered, RolloutGroup, View, ViewLabels
+from megatron_corew.types import Gathered, Question, RolloutGroup, View, ViewLabels
 
 ROLLOUTS_FILE = "rollouts.jsonl"
 
@@ -36,6 +36,10 @@ class RolloutLog:
     ) -> None:
         self._file.close()
 
+    def next_attempt(self) -> None:
+        """Let what follows replace the rollouts of the steps that are run again."""
+        self._attempt += 1
+
     def write(self, step: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Record the rollouts of a step.
 
@@ -55,10 +59,12 @@ def rollout_records(gathered: Gathered, *, groups_per_view: int) -> list[dict[st
         groups_per_view: groups to take of each view in each round.
 
     Returns:
-        One record per response: ``question_id``, ``view``, ``sample``, ``prompt``, ``text``,
-        ``answer``, ``label``, ``reward``, ``correct`` (None without a ground truth),
-        ``finish_reason``, ``tokens``, ``weights_version``, ``round`` (0: the step's own
-        questions) and ``in_loss``; with a labelling teacher also its ``teacher_texts`` and
+        One record per response: ``question_id``, ``view``, ``sample``, ``prompt``,
+        ``other_prompt`` (the question in its other view, None where it has none), ``text``,
+        ``answer``, ``cluster`` (the response's vote group), ``label``, ``reward``, ``truth``,
+        ``correct`` and ``label_correct`` (None without a ground truth), ``finish_reason``,
+        ``tokens``, ``weights_version``, ``round`` (0: the step's own questions) and ``in_loss``;
+        with a labelling teacher also its ``teacher_texts``, ``teacher_answers`` and
         ``teacher_version`` for the same prompt.
     """
     records: list[dict[str, Any]] = []
@@ -69,10 +75,11 @@ def rollout_records(gathered: Gathered, *, groups_per_view: int) -> list[dict[st
     for index, (group, number) in enumerate(zip(gathered.groups, gathered.rounds, strict=True)):
         view = group.prompt.view
         if in_round[view, number] < groups_per_view:
-            common = {"round": number, "in_loss": kept[index] and index in trained}
-            if gathered.taught:
-                common |= _teacher_fields(gathered.taught[index])
             labels, place = gathered.labels[view], in_view[view]
+            common = _question_fields(gathered.questions[place], view)
+            common |= {"round": number, "in_loss": kept[index] and index in trained}
+            if gathered.taught:
+                common |= _teacher_fields(gathered.taught[index], labels, place)
             records += [
                 record | common for record in _group_records(group, labels, rewards[index], place)
             ]
@@ -109,9 +116,28 @@ def read_rollouts(folder: Path, steps: Sequence[int] | None = None) -> list[dict
     return [record for step in sorted(kept) for record in kept[step]]
 
 
-def _teacher_fields(group: RolloutGroup) -> dict[str, Any]:
+def recorded_steps(folder: Path) -> list[int]:
+    """The steps of which rollouts are recorded, in order.
+
+    Args:
+        folder: the run's folder.
+
+    Raises:
+        ValueError: a line before the last is damaged.
+    """
+    return sorted({line["step"] for line in read_lines(folder / ROLLOUTS_FILE)})
+
+
+def _question_fields(question: Question, view: View) -> dict[str, Any]:
+    others = [prompt.text for other, prompt in question.prompts.items() if other != view]
+    return {"truth": question.answer, "other_prompt": others[0] if others else None}
+
+
+def _teacher_fields(group: RolloutGroup, labels: ViewLabels, place: int) -> dict[str, Any]:
+    votes = labels.teacher_votes
     return {
         "teacher_texts": group.texts,
+        "teacher_answers": list(votes[place].answers) if votes is not None else None,
         "teacher_version": group.rollouts[0].weights_version,
     }
 
@@ -127,8 +153,12 @@ def _group_records(
             "prompt": group.prompt.text,
             "text": rollout.text,
             "answer": labels.votes[place].answers[sample],
+            "cluster": labels.votes[place].clusters[sample],
             "label": labels.labels[place] if labels.labels is not None else None,
             "reward": rewards[sample],
+            "label_correct": (
+                labels.label_correct[place] if labels.label_correct is not None else None
+            ),
             "correct": labels.correct[place][sample] if labels.correct is not None else None,
             "finish_reason": rollout.finish_reason,
             "tokens": len(rollout.token_ids),

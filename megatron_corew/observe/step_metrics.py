@@ -59,6 +59,23 @@ def mean_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return means | {name: v for name, v in parts[0].items() if name.startswith("gap/")}
 
 
+def agreement_within(clusters: Sequence[int | None]) -> float:
+    """Chance that two different responses of a group have the same answer.
+
+    It is what the two halves of the group are expected to agree, whichever way it is split, and
+    unlike the share of the largest vote group it does not grow when there are fewer samples.
+
+    Args:
+        clusters: vote group of each of at least two responses; None, no answer, agrees with
+            nothing.
+
+    Returns:
+        In [0, 1].
+    """
+    size, counts = len(clusters), Counter(c for c in clusters if c is not None)
+    return sum(n * (n - 1) for n in counts.values()) / (size * (size - 1))
+
+
 def _reward_metrics(
     rewards: Sequence[Sequence[float]], labelled: Sequence[bool]
 ) -> dict[str, float]:
@@ -88,6 +105,7 @@ def _label_metrics(labels: Mapping[View, ViewLabels]) -> dict[str, float]:
         "label/vote_share": fmean(vote.share for vote in votes),
         "label/vote_entropy": fmean(_entropy(vote) for vote in votes),
         "label/tie_share": fmean(vote.tie for vote in votes),
+        "agreement/within": fmean(agreement_within(vote.clusters) for vote in votes),
         "answers/none_share": fmean(answer is None for answer in answers),
         "answers/distinct_share": len(found) / len(answers),
         "answers/top_share": max(found.values(), default=0) / len(answers),

@@ -60,6 +60,7 @@ class World(Fakes):
     def after_step(self, step, *, gathered, **_):
         self.events.append(f"after {step}")
         self.steps[step] = gathered
+        return True
 
 
 @dataclass
@@ -114,6 +115,7 @@ def train(
     loop.train(
         world.config,
         first_step=first_step,
+        lr_scale=1.0,
         questions=world,
         policy=world,
         teacher=world if world.config.keeps_teacher else None,
@@ -211,6 +213,7 @@ def test_each_of_two_views_is_filled_with_its_own_first_groups():
     order = ["1.0a", "1.0b", "1.1a", "1.1b", "1.2a", "1.2b"]
     assert names(gathered) == [f"{view} {name}" for view in "or" for name in order]
     assert gathered.rounds == (0, 0, 1, 1, 2, 2) * 2
+    assert [question.id for question in gathered.questions] == order
     assert names(gathered, gathered.trained) == ["o 1.0a", "o 1.0b", "r 1.0b", "r 1.2a"]
     assert gathered.labels["rephrased"].labels == tuple(f"rephrased {name}" for name in order)
     (batch,) = world.batches

@@ -71,11 +71,13 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     "lab": ({"types"}, {"rich", "safetensors", "tokenizers", "torch", "transformers", "typer"}),
     "evaluate": ({"ranks", "types"}, set()),
     "observe": ({"config", "types"}, {"jinja2", "rich", "torch", "wandb", "yaml"}),
+    "guard": ({"config", "observe", "runs"}, set()),
     "observer": (
         {
             "answers",
             "config",
             "evaluate",
+            "guard",
             "methods",
             "observe",
             "ranks",

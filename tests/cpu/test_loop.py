@@ -25,6 +25,7 @@ class Fakes:
 
     def __init__(self, config: Config) -> None:
         self.config, self.events, self.updates = config, [], 0
+        self.ends_after, self.rates = None, []
 
     # questions
     def batch_at(self, step):
@@ -46,6 +47,7 @@ class Fakes:
 
     def step(self, batch, *, learning_rate):
         self.events.append("step")
+        self.rates.append(learning_rate)
         self.batches = [*getattr(self, "batches", []), batch]
         return {"policy/loss": 0.0}
 
@@ -88,6 +90,7 @@ class Fakes:
 
     def after_step(self, step, **_):
         self.events.append(f"after {step}")
+        return step != self.ends_after
 
 
 class FakeSampler:
@@ -130,11 +133,13 @@ def config_for(method: str, **sections) -> Config:
     )
 
 
-def run(config: Config) -> Fakes:
+def run(config: Config, *, ends_after: int | None = None, lr_scale: float = 1.0) -> Fakes:
     fakes = Fakes(config)
+    fakes.ends_after = ends_after
     loop.train(
         config,
         first_step=1,
+        lr_scale=lr_scale,
         questions=fakes,
         policy=fakes,
         teacher=fakes if config.keeps_teacher else None,
@@ -220,6 +225,20 @@ def test_self_certainty_rewards_come_from_the_policy_itself():
     # Scores grow with the row, so the second of each pair is the better one: +-1/sqrt(2).
     expected = [-(0.5**0.5), 0.5**0.5] * 2
     assert batch.advantages_R.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_observer_ends_the_attempt():
+    config = config_for("majority_vote", run={"name": "test", "steps": 5})
+    events = run(config, ends_after=2).events
+    assert events[-1] == "after 2"
+    assert events.count("step") == 2
+
+
+def test_the_scale_multiplies_every_learning_rate():
+    config = config_for("majority_vote", run={"name": "test", "steps": 5})
+    plain, scaled = run(config).rates, run(config, lr_scale=0.25).rates
+    assert scaled == pytest.approx([0.25 * rate for rate in plain])
+    assert len(set(plain)) > 1
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,6 +13,7 @@ from megatron_corew.observe.charts import Chart, Series, draw
 from megatron_corew.observe.metrics import MetricLog, read_metrics
 from megatron_corew.observe.progress import Progress
 from megatron_corew.observe.report import write_report
+from megatron_corew.observe.report_rollouts import sampled_questions
 from megatron_corew.observe.rollouts import RolloutLog
 from megatron_corew.observe.summary import ends, summary_text
 
@@ -54,7 +55,7 @@ def record_run(folder, steps: int = 3, extra: dict[str, float] | None = None) ->
 class Page(HTMLParser):
     """Collects the tags and attributes of a page, and checks that tags close in order."""
 
-    VOID = ("meta", "link", "line", "path", "br", "img")
+    VOID = ("meta", "link", "line", "path", "br", "img", "input")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class Page(HTMLParser):
 
 
 def page_of(folder) -> str:
-    return write_report(folder).read_text()
+    return write_report([folder]).read_text()
 
 
 def test_the_page_needs_nothing_else(tmp_path):
@@ -92,7 +93,7 @@ def test_the_page_needs_nothing_else(tmp_path):
 
 def test_text_of_a_model_is_shown_and_never_run(tmp_path):
     record_run(tmp_path)
-    (tmp_path / "config.yaml").write_text(f'run: {{name: "{HOSTILE}"}}\n')
+    (tmp_path / "config.yaml").write_text(f'method: "{HOSTILE}"\n')
     text = page_of(tmp_path)
     scripts = [tag for tag, _ in Page(text).tags if tag == "script"]
     assert len(scripts) == 2  # the data and the read-out, both ours
@@ -100,14 +101,125 @@ def test_text_of_a_model_is_shown_and_never_run(tmp_path):
     assert "{{ 7*7 }}" in text
 
 
-def test_the_page_shows_the_first_and_the_last_rollouts_and_before_and_after(tmp_path):
-    record_run(tmp_path)
+def test_the_page_shows_rollouts_of_some_steps_and_before_and_after(tmp_path):
+    record_run(tmp_path, steps=20)
     text = page_of(tmp_path)
-    assert "Rollouts of step 1" in text
-    assert "Rollouts of step 3" in text
-    assert "Rollouts of step 2" not in text
+    shown = [int(a["data-step"]) for _, a in Page(text).tags if a.get("class") == "question"]
+    assert (shown[0], shown[-1], len(shown)) == (1, 20, 8)
     assert re.search(r"0\.250 &rarr;</small>\s*0\.750", text)
     assert "+50.0 points" in text
+
+
+def response(view: str, answer: str | None, **changes) -> dict[str, object]:
+    record = {
+        "question_id": "q7",
+        "view": view,
+        "prompt": f"{view} words",
+        "other_prompt": "the other words",
+        "text": f"It is {answer}.",
+        "answer": answer,
+        "cluster": None if answer is None else int(answer),
+        "label": "4",
+        "reward": float(answer == "4"),
+        "truth": "4",
+        "correct": float(answer == "4"),
+        "label_correct": 1.0,
+        "finish_reason": "stop",
+        "teacher_texts": ["The teacher says 4."],
+        "teacher_answers": ["4"],
+    }
+    return record | changes
+
+
+def test_a_question_has_its_truth_vote_groups_label_and_teacher_in_every_view(tmp_path):
+    with (
+        MetricLog(tmp_path, tensorboard=False, wandb_project=None, config_dict={}) as log,
+        RolloutLog(tmp_path) as rollouts,
+    ):
+        log.log(1, {"reward/mean": 0.5})
+        answers = ["3", "4", "4", None, "5"]
+        rollouts.write(1, [response("original", answer) for answer in answers])
+        rollouts.write(1, [response("rephrased", "4", reward=1.0, in_loss=False)])
+    (question,) = sampled_questions(tmp_path)
+    assert (question["truth"], question["other_prompt"]) == ("4", None)
+    first, second = question["views"]
+    # The largest vote group is A, the others follow in their order; no answer has no letter.
+    assert [r["letter"] for r in first["responses"]] == ["B", "A", "A", "?", "C"]
+    assert second["teacher_answers"] == ["4"]
+    assert first["kinds"] == {"answer missing", "mixed rewards", "right label"}
+    assert second["kinds"] == {"equal rewards", "outside the loss", "right label"}
+    assert question["kinds"] == sorted(first["kinds"] | second["kinds"])
+    text = page_of(tmp_path)
+    assert "The teacher says 4." in text
+    assert "true answer <b>4</b>" in text
+
+
+def test_a_method_of_one_view_shows_the_other_wording(tmp_path):
+    with RolloutLog(tmp_path) as rollouts:
+        rollouts.write(1, [response("original", "4", label=None, finish_reason="length")])
+    (question,) = sampled_questions(tmp_path)
+    assert question["other_prompt"] == "the other words"
+    assert question["kinds"] == ["cut at the limit", "equal rewards", "no label"]
+
+
+def test_alarms_stand_on_the_time_axis_and_in_words(tmp_path):
+    with MetricLog(tmp_path, tensorboard=False, wandb_project=None, config_dict={}) as log:
+        log.event(0, "start", versions={"torch": "2.13", "python": "3.11"})
+        for step in range(1, 12):
+            log.log(step, {"reward/mean": step / 10})
+        log.event(6, "alarm", signal="drift", sentence=HOSTILE, rollbacks=0)
+    text = page_of(tmp_path)
+    # Step 6 of 1 to 11 is the middle of the axis.
+    (mark,) = [a for tag, a in Page(text).tags if a.get("class") == "mark alarm"]
+    assert (mark["x1"], mark["x2"]) == ("500.0", "500.0")
+    assert "Marked steps: alarm at 6." in text
+    assert text.count("&lt;/script&gt;&lt;script&gt;alert(1)") == 1
+    assert "<script>alert" not in text
+    assert '<th scope="row">torch</th><td>2.13</td>' in text
+
+
+def test_steps_that_were_rolled_back_leave_the_curves_and_stay_as_marks(tmp_path):
+    with MetricLog(tmp_path, tensorboard=False, wandb_project=None, config_dict={}) as log:
+        for step in range(1, 7):
+            log.log(step, {"reward/mean": step / 10})
+        log.event(6, "rollback", to=2, lr_scale=0.3)
+        log.next_attempt()
+        for step in range(3, 9):
+            log.log(step, {"reward/mean": 0.9})
+    records = read_metrics(tmp_path)
+    assert [record["reward/mean"] for record in records] == [0.1, 0.2, *[0.9] * 6]
+    assert "Went back to step 2 with 0.3 times the learning rate." in page_of(tmp_path)
+
+
+def test_a_comparison_has_a_line_per_run_and_the_differences_of_the_settings(tmp_path):
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder, rate in zip(folders, ("0.1", "0.2"), strict=True):
+        folder.mkdir()
+        record_run(folder, extra={"label/accuracy": 0.5, "answers/none_share": 0.0})
+        (folder / "config.yaml").write_text(f"method: x\noptimizer: {{lr: {rate}}}\n")
+    text = write_report(folders, tmp_path / "both.html").read_text()
+    titles = re.findall(r"<figcaption>\s*<h3>(.*?)</h3>", text)
+    # One chart per metric, and none for what is zero in all runs.
+    assert titles == [
+        "Held-out accuracy: original questions",
+        "Reward: mean reward",
+        "Labels against the truth: labels",
+    ]
+    legends = re.findall(r'<ul class="legend">(.*?)</ul>', text, flags=re.DOTALL)
+    assert all(re.findall(r"<span>(.*?)</span>", legend) == ["a", "b"] for legend in legends)
+    assert "2 settings, 1 of them differ and come first" in text
+    assert text.index("<b>optimizer.lr</b>") < text.index(">method</th>")
+    assert re.search(r'<th scope="row">train</th><td>2\.00</td><td>2\.00</td>', text)
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
+    folders = [tmp_path / root / "run" for root in ("one", "two")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        record_run(folder)
+    text = write_report(folders, tmp_path / "both.html").read_text()
+    assert "one/run" in text
+    assert "two/run" in text
 
 
 def test_charts_without_data_are_left_out_and_every_chart_has_words_and_a_table(tmp_path):
@@ -136,7 +248,7 @@ def test_a_run_that_never_evaluated_or_stopped_has_a_page(tmp_path):
 
 def test_a_folder_without_metrics_has_no_page(tmp_path):
     with pytest.raises(ValueError, match="need recorded metrics, got none"):
-        write_report(tmp_path)
+        write_report([tmp_path])
 
 
 def one_chart(points: dict[int, float], **options):
@@ -210,6 +322,19 @@ def test_without_a_terminal_every_step_is_one_line():
     assert before == "step  0/10  held-out accuracy 0.500"
     assert first.startswith("step  1/10  reward 0.250  2.0 s  left ")
     assert "\x1b" not in out.getvalue()
+
+
+def test_after_going_back_the_time_left_is_counted_anew():
+    progress, out = plain_lines(total_steps=30)
+    with progress:
+        progress.update(20, {"reward/mean": 0.5})
+        progress.go_back(10)
+        progress.update(11, {"reward/mean": 0.5})
+        progress.update(12, {"reward/mean": 0.5})
+    lines = out.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 20/30", "step 11/30", "step 12/30"]
+    assert ["left" in line for line in lines] == [False, False, True]
+    assert "-" not in lines[2]
 
 
 def test_on_a_terminal_the_accuracy_stays_visible_with_its_start():

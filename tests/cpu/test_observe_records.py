@@ -13,7 +13,15 @@ import torch
 from megatron_corew.observe.clock import PhaseClock
 from megatron_corew.observe.metrics import MetricLog, read_metrics
 from megatron_corew.observe.rollouts import RolloutLog, read_rollouts, rollout_records
-from megatron_corew.types import Gathered, Prompt, Rollout, RolloutGroup, ViewLabels, Vote
+from megatron_corew.types import (
+    Gathered,
+    Prompt,
+    Question,
+    Rollout,
+    RolloutGroup,
+    ViewLabels,
+    Vote,
+)
 
 
 def open_log(folder, **options) -> MetricLog:
@@ -208,6 +216,19 @@ def view_labels(answers: list[list[str]], labels: list[str | None]) -> ViewLabel
     )
 
 
+QUESTIONS = tuple(
+    Question(
+        id=name,
+        prompts={
+            view: Prompt(question_id=name, view=view, text=f"{name} {view}", token_ids=(1,))
+            for view in ("original", "rephrased")
+        },
+        answer=f"truth of {name}",
+    )
+    for name in ("q0", "q1", "q2")
+)
+
+
 def test_records_keep_each_response_with_its_own_label_reward_and_answer():
     groups = [
         group("original", "q0", ["a", "b"]),
@@ -221,6 +242,7 @@ def test_records_keep_each_response_with_its_own_label_reward_and_answer():
     }
     rewards = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     gathered = Gathered(
+        questions=QUESTIONS[:2],
         groups=tuple(groups),
         taught=tuple(groups),
         labels=labels,
@@ -242,6 +264,9 @@ def test_records_keep_each_response_with_its_own_label_reward_and_answer():
         ("h", "H", None, 7.0),
     ]
     assert records[0]["weights_version"] == 7
+    assert [record["cluster"] for record in records] == [0, 1] * 4
+    assert (records[2]["truth"], records[2]["other_prompt"]) == ("truth of q1", "q1 rephrased")
+    assert records[6]["other_prompt"] == "q1 original"
     assert records[2]["teacher_texts"] == ["c", "d"]
     assert records[2]["teacher_version"] == 7
     untaught = replace(gathered, taught=())
@@ -255,6 +280,7 @@ def test_records_show_every_round_and_which_groups_are_in_the_loss():
     # Two questions, then one more: the first has no signal and leaves, the third replaces it.
     names = ["q0", "q1", "q2"]
     gathered = Gathered(
+        questions=QUESTIONS,
         groups=tuple(group("original", name, [f"{name}a", f"{name}b"]) for name in names),
         taught=(),
         labels={"original": view_labels([["A", "B"], ["C", "D"], ["E", "F"]], ["L", "M", "N"])},
@@ -266,6 +292,9 @@ def test_records_show_every_round_and_which_groups_are_in_the_loss():
     records = rollout_records(gathered, groups_per_view=1)[::2]
     found = [(r["question_id"], r["round"], r["label"], r["in_loss"]) for r in records]
     assert found == [("q0", 0, "L", False), ("q2", 1, "N", True)]
+    # A further question comes with its own truth and wording.
+    assert [r["truth"] for r in records] == ["truth of q0", "truth of q2"]
+    assert records[1]["other_prompt"] == "q2 rephrased"
     every = rollout_records(gathered, groups_per_view=2)[::2]
     assert [record["in_loss"] for record in every] == [False, True, True]
     # Chosen only to fill the batch, or with signal but left out: neither is in the loss.

@@ -114,6 +114,7 @@ def test_the_gap_is_that_of_the_first_update_and_the_rest_are_means():
 def test_refilling_is_counted_over_all_that_was_asked():
     # Two of five groups carry signal; of two trained ones only one does.
     gathered = Gathered(
+        questions=(),
         groups=(group(1, 1),) * 5,
         taught=(),
         labels={},

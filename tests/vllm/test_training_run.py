@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_corew.observe.metrics import read_metrics
+from megatron_corew.observe.metrics import read_events, read_metrics
 
 pytestmark = pytest.mark.vllm
 
@@ -157,3 +157,96 @@ def test_another_configuration_in_the_same_run_folder_is_refused(whole_run):
     )
     assert done.returncode == 1
     assert "optimizer.lr" in done.stderr
+
+
+def rising_kl(records: dict[int, dict[str, float]]) -> tuple[int, float]:
+    """A step from the sixth on at which the mean KL of two steps is higher than ever, and a limit
+    between that mean and all earlier ones."""
+    means = {
+        step: (records[step - 1]["policy/kl"] + records[step]["policy/kl"]) / 2
+        for step in range(2, 10)
+    }
+    for step in range(6, 10):
+        before = max(mean for earlier, mean in means.items() if earlier < step)
+        if means[step] > before:
+            return step, (means[step] + before) / 2
+    raise AssertionError(f"the KL does not rise: {means}")
+
+
+@pytest.mark.slow
+def test_a_rollback_that_is_killed_and_resumed_ends_like_one_that_is_not(whole_run, tmp_path):
+    step, limit = rising_kl(comparable(whole_run[0]))
+    knobs = [
+        "checkpoint.every=3",
+        "monitor.on_collapse=rollback",
+        "monitor.window=2",
+        "monitor.patience=1",
+        # One signal only, and a rate so low that the policy stands still after the rollback.
+        f"monitor.max_kl={limit}",
+        "monitor.lr_factor=1e-4",
+        "monitor.max_rollbacks=1",
+        "monitor.probe_every=0",
+        *(f"monitor.{name}=1.0" for name in ("agreement_loss", "unreadable_gain", "teacher_loss")),
+        "monitor.top_share=1.0",
+        "monitor.distinct_share=0.0",
+    ]
+    whole, killed = tmp_path / "turned", tmp_path / "killed"
+    output = run_to_any_end([*train_command(tmp_path, "turned"), *knobs])
+    assert happened(whole)[:2] == [("alarm", step), ("rollback", step)]
+    assert "going back to step 3" in output
+    records = comparable(whole)
+    last = max(records)
+    assert sorted(records) == list(range(last + 1))
+    assert last > 4
+    # Up to the checkpoint nothing changed; after it the rate is a ten thousandth.
+    plain = comparable(whole_run[0])
+    for before in range(1, 4):
+        assert records[before]["policy/lr"] == plain[before]["policy/lr"]
+    for after in range(4, last + 1):
+        assert records[after]["policy/lr"] == pytest.approx(1e-4 * plain[after]["policy/lr"])
+    # The same questions and the same weights answer step 4 alike.
+    assert records[4]["reward/mean"] == plain[4]["reward/mean"]
+    assert records[4]["policy/kl"] == plain[4]["policy/kl"]
+
+    command = [*train_command(tmp_path, "killed"), *knobs]
+    kill_after_rollback(command, killed)
+    run_to_any_end(command)
+    assert comparable(killed) == records
+    assert happened(killed) == happened(whole)
+
+
+def run_to_any_end(command: list[str]) -> str:
+    """Run to the last step, or until the monitor stops the run: few prompts make noisy figures."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0 or "the run was stopped after step" in done.stderr, done.stderr
+    return done.stdout
+
+
+def happened(folder: Path) -> list[tuple[str, int]]:
+    events = read_events(folder)
+    return [(event["event"], event["step"]) for event in events if event["event"] != "start"]
+
+
+def kill_after_rollback(command: list[str], folder: Path) -> None:
+    """Start a run and kill -9 all of it once it has turned back and done a step."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 400
+    try:
+        while time.monotonic() < deadline and process.poll() is None:
+            turned = any(event["event"] == "rollback" for event in read_events(folder))
+            if turned and read_metrics(folder)[-1]["step"] > 3:
+                break
+            time.sleep(0.05)
+        assert process.poll() is None, "the run ended before it could be killed"
+    finally:
+        kill_tree(process.pid)
+        process.wait()
