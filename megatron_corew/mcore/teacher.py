@@ -26,6 +26,7 @@ from megatron_corew.mcore.ema import EmaUpdate, compiles
 from megatron_corew.mcore.main_parameters import (
     MainParameter,
     check_coverage,
+    check_mains_match,
     leaf_optimizers,
     main_parameters,
 )
@@ -66,13 +67,16 @@ class Teacher:
 
     Raises:
         ValueError: a trained parameter has no main parameter, or one that is not float32.
+        RuntimeError: the model's weights are not those of the main parameters.
     """
 
     def __init__(self, optimizer: Any, ddp: Any, *, residual: torch.dtype | None) -> None:
         mains = main_parameters(optimizer)
         check_coverage(ddp, mains)
+        check_mains_match(mains)
         self.leaves, self.updates, self.residual_dtype = leaf_optimizers(optimizer), 0, residual
-        self._ddp, self._installed = ddp, False
+        self._ddp, self._installed, self._open_graphs = ddp, False, 0
+        ddp.register_forward_hook(self._watch_graph)
         self.shards = [
             Shard(
                 main,
@@ -108,11 +112,12 @@ class Teacher:
         """Hold the teacher's weights in the policy's parameters; restore the policy at the end.
 
         Collective over the data-parallel group. Only between steps: between a forward pass and
-        its backward pass gradients would be silently wrong. After an error inside the block the
+        its backward pass gradients would be silently wrong, so that is refused. After an error inside the block the
         policy is not restored: the error ends the run, and a rank that restored alone would wait
         for the others in a gather instead of ending it.
         """
         self._refuse_while_installed("install")
+        assert not self._open_graphs, "teacher: cannot install before a forward's backward pass"
         with torch.no_grad():
             self._settle_gathers()
             flags = [group.param_gather_dispatched for group in self._bucket_groups()]
@@ -129,6 +134,15 @@ class Teacher:
 
     def _refuse_while_installed(self, action: str) -> None:
         assert not self._installed, f"teacher: cannot {action} while it is installed"
+
+    def _watch_graph(self, _ddp: Any, _inputs: Any, output: Tensor) -> None:
+        """Count forward passes whose backward pass is still to come."""
+        if output.requires_grad:
+            self._open_graphs += 1
+            output.register_hook(self._close_graph)
+
+    def _close_graph(self, _gradient: Tensor) -> None:
+        self._open_graphs -= 1
 
     def _bucket_groups(self) -> list[Any]:
         if not any(isinstance(leaf, DistributedOptimizer) for leaf in self.leaves):
