@@ -66,6 +66,8 @@ def plan_micro_batches(
     knobs: ParallelConfig,
     cost: SequenceCost,
     device: torch.device,
+    *,
+    token_multiple: int = 1,
 ) -> list[MicroBatch]:
     """This data-parallel rank's micro-batches; every rank gets equally many.
 
@@ -78,6 +80,8 @@ def plan_micro_batches(
         knobs: padded or packed, and how much fits.
         cost: of a sequence, for the balance.
         device: where the tensors go.
+        token_multiple: a forward pass has a multiple of so many tokens on every rank; see
+            ``PrecisionConfig.token_multiple``.
 
     Raises:
         ValueError: a sequence is longer than ``parallel.tokens_per_micro_batch``.
@@ -97,7 +101,12 @@ def plan_micro_batches(
         )
     else:
         chunks = _equal_rows(lengths, knobs.micro_batch_rollouts, layout.data_size)
-    grids = [_grid([lengths[row] for row in rows], layout, packed=packed) for rows in chunks]
+    multiple = _stripes(layout) * token_multiple
+    multiple *= layout.tensor_size if layout.sequence_parallel else 1
+    grids = [
+        _grid([lengths[row] for row in rows], _stripes(layout), multiple, packed=packed)
+        for rows in chunks
+    ]
     costs = [
         grid.height * sum(cost.of(span) for span in grid.spans) if rows else 0.0
         for grid, rows in zip(grids, chunks, strict=True)
@@ -122,9 +131,7 @@ def _stripes(layout: Layout) -> int:
     return 2 * layout.context_size if layout.context_size > 1 else 1
 
 
-def _grid(lengths: Sequence[int], layout: Layout, *, packed: bool) -> _Grid:
-    stripes = _stripes(layout)
-    multiple = stripes * (layout.tensor_size if layout.sequence_parallel else 1)
+def _grid(lengths: Sequence[int], stripes: int, multiple: int, *, packed: bool) -> _Grid:
     if not packed:
         width = _round_up(max(lengths, default=1), multiple)
         corners = tuple((index, 0) for index in range(len(lengths)))

@@ -86,12 +86,13 @@ class Teacher:
             for main in mains
         ]
         device = platform.device()
-        elements = sum(shard.value.numel() for shard in self.shards)
+        held = sum(shard.value.numel() for shard in self.shards)
+        self.elements = 0 if residual is None else held
         self._held = torch.empty(_CHUNK, device=device)
         self._ema = (
             None
             if residual is None
-            else EmaUpdate(device, residual, compiled=compiles(elements, device))
+            else EmaUpdate(device, residual, compiled=compiles(held, device))
         )
 
     @torch.no_grad()
@@ -112,9 +113,9 @@ class Teacher:
         """Hold the teacher's weights in the policy's parameters; restore the policy at the end.
 
         Collective over the data-parallel group. Only between steps: between a forward pass and
-        its backward pass gradients would be silently wrong, so that is refused. After an error inside the block the
-        policy is not restored: the error ends the run, and a rank that restored alone would wait
-        for the others in a gather instead of ending it.
+        its backward pass gradients would be silently wrong, so that is refused. After an error
+        inside the block the policy is not restored: the error ends the run, and a rank that
+        restored alone would wait for the others in a gather instead of ending it.
         """
         self._refuse_while_installed("install")
         assert not self._open_graphs, "teacher: cannot install before a forward's backward pass"
