@@ -58,11 +58,8 @@ def run(config: Config) -> None:
             residual = DTYPES[config.teacher.residual] if moves else None
             teacher = Teacher(policy.optimizer, policy.ddp, residual=residual)
         moved = teacher.elements if teacher is not None else 0
-        on_driver(
-            lambda: folder.fast_paths_file.write_text(
-                json.dumps(fast_paths.report(moved), indent=1)
-            )
-        )
+        found = json.dumps(fast_paths.report(moved), indent=1)
+        on_driver(lambda: folder.fast_paths_file.write_text(found))
         checkpoints = Checkpoints(folder.checkpoints, config, policy, teacher)
         last_step = on_driver(folder.latest_step) or 0
         if last_step:

@@ -9,7 +9,7 @@ from pathlib import Path
 from megatron_corew.config import Config
 from megatron_corew.config_file import differences, load_config, save_config
 
-# Knobs that change how a run is computed or watched, never what it computes.
+# Knobs that change how a run is computed or watched, never what it is meant to compute.
 _FREE_ON_RESUME = (
     "run.root",
     "servers",
