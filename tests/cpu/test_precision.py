@@ -9,9 +9,15 @@ from pydantic import ValidationError
 
 from megatron_corew.config import Config, PrecisionConfig
 from megatron_corew.layout_check import check_divisible
-from megatron_corew.mcore import ema, fast_paths, fp8_checks, fp8_state, platform
+from megatron_corew.mcore import ema, fast_paths, fp8_checks, fp8_state, modules, platform
+from megatron_corew.mcore.fp8_emulation import (
+    ColumnParallelLinear,
+    RoundedColumnParallelLinear,
+    RoundedRowParallelLinear,
+    RowParallelLinear,
+)
 from megatron_corew.mcore.model import transformer_config
-from tests.cpu.test_layout_check import DENSE
+from tests.cpu.test_layout_check import DENSE, SPARSE
 
 
 def architecture(**sizes):
@@ -78,6 +84,30 @@ def test_a_recipe_becomes_megatron_s_settings(recipe, format, history):
     if kept:
         assert config.num_layers_at_start_in_bf16 == 2
         assert config.num_layers_at_end_in_bf16 == 1
+
+
+def linears(layer):
+    """The classes of a layer's four linears; of its experts' where it has some."""
+    attention, feed_forward = layer.submodules.self_attention.submodules, layer.submodules.mlp
+    inner = feed_forward.submodules
+    inner = inner.experts.submodules if hasattr(inner, "experts") else inner
+    return attention.linear_qkv, attention.linear_proj, inner.linear_fc1, inner.linear_fc2
+
+
+@pytest.mark.parametrize("model", [DENSE, SPARSE], ids=["dense", "experts"])
+def test_emulation_replaces_the_linears_of_all_layers_but_those_kept_out(model, monkeypatch):
+    monkeypatch.setattr(modules, "get_transformer_layer_offset", lambda config: 0)
+    monkeypatch.setattr(modules, "get_num_layers_to_build", lambda config: config.num_layers)
+    precision = {"fp8": "emulate", "bf16_first_layers": 1, "bf16_last_layers": 2}
+    config = run_config(precision=precision)
+    spec = modules.layer_spec(
+        transformer_config(model, config), qk_norm=True, precision=config.precision
+    )
+    column, row = RoundedColumnParallelLinear, RoundedRowParallelLinear
+    plain = [ColumnParallelLinear, RowParallelLinear] * 2
+    rounded = [column, row] * 2
+    found = [list(linears(layer)) for layer in spec.layer_specs]
+    assert found == [plain, rounded, rounded, rounded, plain, plain]
 
 
 @pytest.mark.parametrize(
