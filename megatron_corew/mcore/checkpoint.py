@@ -122,7 +122,7 @@ class Checkpoints:
     def _state(self, *, with_rng: bool, stored: Iterable[str] | None = None) -> dict[str, Any]:
         optimizer = self.policy.optimizer
         whole = self._model().sharded_state_dict()
-        model = without_empty_states(whole, self._model(), stored)
+        model = without_empty_states(whole, self.config.precision, stored)
         state = {
             "model": model,
             "adam_step": _adam_step(self.policy),

@@ -33,6 +33,7 @@ from megatron_corew.mcore.main_parameters import (
 
 platform.redirect_torch()
 
+from megatron.core.distributed import DistributedDataParallel  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 from megatron.core.optimizer.optimizer import FP32Optimizer  # noqa: E402
 
@@ -76,7 +77,9 @@ class Teacher:
         check_mains_match(mains)
         self.leaves, self.updates, self.residual_dtype = leaf_optimizers(optimizer), 0, residual
         self._ddp, self._installed, self._open_graphs = ddp, False, 0
-        ddp.register_forward_hook(self._watch_graph)
+        for module in ddp.modules():
+            if isinstance(module, DistributedDataParallel):
+                module.register_forward_hook(self._watch_graph)
         self.shards = [
             Shard(
                 main,

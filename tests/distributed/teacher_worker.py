@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from checkpoint_tools.hf_folder import HfReader
+from checkpoint_tools.sources import HfSource
+from checkpoint_tools.weight_map.entry import Entry
 from megatron_corew.mcore import weights
 from megatron_corew.mcore.checkpoint import Checkpoints
 from megatron_corew.mcore.model import DTYPES
@@ -43,25 +44,29 @@ def exported(policy) -> dict[str, torch.Tensor]:
     return {n: t.clone().double() for n, t in policy.hf_stream() if t is not None}
 
 
-class NoisyReader(HfReader):
+class NoisySource(HfSource):
     """A Hugging Face folder whose every tensor is moved by noise of its own."""
 
     step = 0
 
-    def read(self, name: str) -> torch.Tensor:
-        """The stored tensor plus noise from (name, step)."""
+    def read(self, entry: Entry) -> dict[str, torch.Tensor]:
+        """The stored tensors plus noise from (name, step)."""
+        return {
+            name: tensor + self.noise(name, tensor) for name, tensor in super().read(entry).items()
+        }
+
+    def noise(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         digest = hashlib.sha256(f"{name}/{self.step}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:6], "big"))
-        tensor = super().read(name)
-        return tensor + 0.01 * torch.randn(tensor.shape, generator=generator)
+        return 0.01 * torch.randn(tensor.shape, generator=generator)
 
 
 def follow(policy, teacher, folder: Path, layout) -> None:
     """Give the policy six sets of weights and let the teacher follow each."""
-    reader = NoisyReader(folder)
+    source = NoisySource(folder)
     for step, weight in enumerate(WEIGHTS):
-        reader.step = step
-        weights.load(policy.module, reader, layout)
+        source.step = step
+        weights.load(policy.module, source, layout)
         policy.optimizer.reload_model_params()
         teacher.update(weight)
 
