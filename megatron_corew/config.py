@@ -384,6 +384,11 @@ class PrecisionConfig(Section):
         return self.fp8 not in ("off", "emulate")
 
     @property
+    def keeps_histories(self) -> bool:
+        """Whether the recipe looks at the steps before."""
+        return self.fp8 == "delayed"
+
+    @property
     def token_multiple(self) -> int:
         """Tokens of a forward pass come in multiples of this; emulation pads by itself."""
         return {"blockwise": 128, "tensorwise": 16, "delayed": 16}.get(self.fp8, 1)

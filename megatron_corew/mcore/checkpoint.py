@@ -118,7 +118,7 @@ class Checkpoints:
     def _state(self, *, with_rng: bool, stored: Iterable[str] | None = None) -> dict[str, Any]:
         optimizer = self.policy.optimizer
         model = {
-            name: without_empty_states(chunk.sharded_state_dict(), chunk, stored)
+            name: without_empty_states(chunk.sharded_state_dict(), self.config.precision, stored)
             for name, chunk in self.policy.module.named_children()
         }
         state = {

@@ -11,23 +11,17 @@ from typing import Any
 
 from torch import nn
 
+from megatron_corew.config import PrecisionConfig
+
 EXTRA_STATE = "_extra_state"
 
 
-def keeps_histories(model: nn.Module) -> bool:
-    """Whether the model's FP8 recipe looks at the steps before."""
-    config: Any = model.config
-    return bool(config.fp8) and config.fp8_recipe == "delayed"
-
-
 @contextmanager
-def kept_histories(chunks: Iterable[nn.Module]) -> Iterator[None]:
-    """Put the histories of these modules back at the end: passes inside leave no trace."""
+def kept_histories(model: nn.Module, precision: PrecisionConfig) -> Iterator[None]:
+    """Put the histories back at the end, so that passes inside leave no trace."""
     stateful = [
         module
-        for chunk in chunks
-        if keeps_histories(chunk)
-        for module in chunk.modules()
+        for module in (model.modules() if precision.keeps_histories else ())
         if type(module).get_extra_state is not nn.Module.get_extra_state
     ]
     before = [module.get_extra_state() for module in stateful]
@@ -37,13 +31,13 @@ def kept_histories(chunks: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def without_empty_states(
-    state: Mapping[str, Any], model: nn.Module, stored: Iterable[str] | None = None
+    state: Mapping[str, Any], precision: PrecisionConfig, stored: Iterable[str] | None = None
 ) -> dict[str, Any]:
     """The part of a model's checkpoint description that is worth writing, or can be read.
 
     Args:
         state: name -> Megatron's description of a tensor or object.
-        model: whose state it is.
+        precision: of the run.
         stored: keys of a checkpoint that is to be read; histories that it lacks start anew.
     """
     keys = None if stored is None else set(stored)
@@ -51,7 +45,7 @@ def without_empty_states(
     def wanted(name: str, described: Any) -> bool:
         if not name.endswith(EXTRA_STATE):
             return True
-        return keeps_histories(model) and (keys is None or described.unique_key in keys)
+        return precision.keeps_histories and (keys is None or described.unique_key in keys)
 
     return {name: described for name, described in state.items() if wanted(name, described)}
 

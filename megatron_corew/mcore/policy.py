@@ -79,7 +79,7 @@ class Policy:
             scores_3N = torch.stack(self._token_scores(micro, hidden_SBD))
             return scores_3N.sum(), _ONE, {"place": micro.place_N, "scores": scores_3N}
 
-        with torch.no_grad(), kept_histories(self.module):
+        with torch.no_grad(), kept_histories(self.module, self._precision):
             results = self._forward_backward(plan, use, forward_only=True)
         return collect_scores(results, batch, self.layout)
 

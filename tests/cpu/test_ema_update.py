@@ -25,6 +25,14 @@ def test_moves_a_share_of_the_way():
     torch.testing.assert_close(moved, torch.tensor([0.1, 9.0]).double())
 
 
+def test_what_rounding_kept_is_part_of_the_teacher():
+    # The teacher is value 0 + residual 1; half of the way to a policy of 0 it is 0.5, all of
+    # which the value can hold.
+    value, rest = torch.zeros(1), torch.ones(1)
+    EmaUpdate(CPU, torch.float32, compiled=False)(value, torch.zeros(1), rest, weight=0.5)
+    assert (value.item(), rest.item()) == (0.5, 0.0)
+
+
 def test_three_updates_at_decay_99_percent_leave_the_known_rest():
     # teacher 1, policy 0, decay 0.99: 0.99^3 = 0.970299.
     moved = follow(torch.ones(1), torch.zeros(1), weight=0.01, steps=3)

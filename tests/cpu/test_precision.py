@@ -95,18 +95,18 @@ def linears(layer):
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-@pytest.mark.parametrize("model", [DENSE, SPARSE], ids=["dense", "experts"])
+@pytest.mark.parametrize("shape", [DENSE, SPARSE], ids=["dense", "experts"])
 def test_emulation_replaces_the_linears_of_all_layers_but_those_kept_out(
-    model, pieces, monkeypatch
+    shape, pieces, monkeypatch
 ):
-    size = model.num_layers // pieces
+    size = shape.num_layers // pieces
     monkeypatch.setattr(
         modules, "get_transformer_layer_offset", lambda config, vp_stage: size * vp_stage
     )
     monkeypatch.setattr(modules, "get_num_layers_to_build", lambda config, vp_stage: size)
     precision = {"fp8": "emulate", "bf16_first_layers": 1, "bf16_last_layers": 2}
     config = run_config(precision=precision)
-    settings = transformer_config(model, config)
+    settings = transformer_config(shape, config)
     layers = [
         layer
         for chunk in range(pieces)
@@ -201,27 +201,25 @@ class Delayed(torch.nn.Linear):
         return super().forward(x)
 
 
-def model_with(recipe):
-    model = torch.nn.Sequential(Delayed(), torch.nn.Linear(2, 2))
-    model.config = SimpleNamespace(fp8=None if recipe is None else "hybrid", fp8_recipe=recipe)
-    return model
+def model():
+    return torch.nn.Sequential(Delayed(), torch.nn.Linear(2, 2))
 
 
 def test_passes_without_gradients_leave_no_trace_in_the_histories():
-    model = model_with("delayed")
-    model(torch.ones(1, 2))
-    with fp8_state.kept_histories([model]):
-        model(torch.ones(1, 2))
-        model(torch.ones(1, 2))
-    assert model[0].history == [0, 1]
+    layers = model()
+    layers(torch.ones(1, 2))
+    with fp8_state.kept_histories(layers, PrecisionConfig(fp8="delayed")):
+        layers(torch.ones(1, 2))
+        layers(torch.ones(1, 2))
+    assert layers[0].history == [0, 1]
 
 
-@pytest.mark.parametrize("recipe", [None, "blockwise", "tensorwise"])
+@pytest.mark.parametrize("recipe", ["off", "blockwise", "tensorwise"])
 def test_recipes_without_histories_are_not_asked_for_them(recipe):
-    model = model_with(recipe)
-    with fp8_state.kept_histories([model]):
-        model(torch.ones(1, 2))
-    assert model[0].history == [0, 1]
+    layers = model()
+    with fp8_state.kept_histories(layers, PrecisionConfig(fp8=recipe)):
+        layers(torch.ones(1, 2))
+    assert layers[0].history == [0, 1]
 
 
 def test_only_histories_are_written_and_only_stored_ones_are_read():
@@ -229,7 +227,7 @@ def test_only_histories_are_written_and_only_stored_ones_are_read():
     state = {name: SimpleNamespace(unique_key=f"{name}/shard_0_1") for name in names}
 
     def kept(recipe, stored=None):
-        return list(fp8_state.without_empty_states(state, model_with(recipe), stored))
+        return list(fp8_state.without_empty_states(state, PrecisionConfig(fp8=recipe), stored))
 
     assert kept("delayed") == list(names)
     assert kept("blockwise") == ["0.weight"]
@@ -237,13 +235,13 @@ def test_only_histories_are_written_and_only_stored_ones_are_read():
 
 
 def test_weights_load_without_extra_states_but_not_without_weights():
-    model = model_with("delayed")
-    state = {name: value for name, value in model.state_dict().items() if "_extra" not in name}
-    fp8_state.load_weights(model, state | {"1._extra_state": None})
+    layers = model()
+    state = {name: value for name, value in layers.state_dict().items() if "_extra" not in name}
+    fp8_state.load_weights(layers, state | {"1._extra_state": None})
     with pytest.raises(RuntimeError, match=r"first 1\.bias"):
-        fp8_state.load_weights(model, {n: v for n, v in state.items() if n != "1.bias"})
+        fp8_state.load_weights(layers, {n: v for n, v in state.items() if n != "1.bias"})
     with pytest.raises(RuntimeError, match=r"first 9\.weight"):
-        fp8_state.load_weights(model, state | {"9.weight": torch.ones(1)})
+        fp8_state.load_weights(layers, state | {"9.weight": torch.ones(1)})
 
 
 APEX = ("apex", "amp_C", "fused_weight_gradient_mlp_cuda")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_corew.config import PrecisionConfig
-from megatron_corew.mcore import checkpoint, fp8_state
+from megatron_corew.mcore import checkpoint
 from megatron_corew.mcore.checkpoint import Checkpoints
 from megatron_corew.mcore.fp8_emulation import RoundedColumnParallelLinear
 from megatron_corew.mcore.main_parameters import main_parameters
@@ -43,11 +43,11 @@ def pass_checkpoints(folder: Path, config, exact, rounded) -> dict:
     Checkpoints(folder, config, rounded, None).load(1)
     results["off_to_emulate"] = same(weights_of(exact), weights_of(rounded))
     # Delayed scaling has states to read, and this checkpoint has none.
-    fp8_state.keeps_histories = lambda model: True
-    saved.load(1)
+    delayed = config.model_copy(update={"precision": PrecisionConfig(fp8="delayed")})
+    with_states = Checkpoints(folder, delayed, exact, None)
+    with_states.load(1)
     # As it writes them.
-    saved.save(2)
-    fp8_state.keeps_histories = lambda model: False
+    with_states.save(2)
     names = checkpoint.FileSystemReader(folder / "step-000002").read_metadata().state_dict_metadata
     results["states"] = sum("_extra_state" in name for name in names)
     train(rounded, made_up_batch(), steps=1)
