@@ -364,6 +364,49 @@ class ParallelConfig(Section):
         return self
 
 
+class PrecisionConfig(Section):
+    """Matrix products in FP8."""
+
+    fp8: Literal["off", "blockwise", "tensorwise", "delayed", "emulate"] = "off"
+    """Transformer Engine's recipe for the linear layers: ``blockwise`` (the choice for an H100:
+    scales per 1 x 128 and 128 x 128 block), ``tensorwise`` or ``delayed`` (one scale per tensor,
+    of now or of the steps before). ``emulate``: numbers rounded as by ``blockwise``, in plain
+    torch on any device, to study its effect. Weights, optimizer and teacher stay as they are;
+    embedding, output layer, router, norms and attention are never FP8."""
+    bf16_first_layers: Annotated[int, Field(ge=0)] = 0
+    """Transformer layers at the start of the model that are kept out of FP8."""
+    bf16_last_layers: Annotated[int, Field(ge=0)] = 0
+    """The same at its end."""
+
+    @property
+    def transformer_engine(self) -> bool:
+        """Whether FP8 is left to Transformer Engine."""
+        return self.fp8 not in ("off", "emulate")
+
+    @property
+    def keeps_histories(self) -> bool:
+        """Whether the recipe looks at the steps before."""
+        return self.fp8 == "delayed"
+
+    @property
+    def token_multiple(self) -> int:
+        """Tokens of a forward pass come in multiples of this; emulation pads by itself."""
+        return {"blockwise": 128, "tensorwise": 16, "delayed": 16}.get(self.fp8, 1)
+
+    @model_validator(mode="after")
+    def layers_are_kept_out_of_something(self) -> Self:
+        """A setting without effect is an error, and so is one that the recipe cannot have."""
+        kept = self.bf16_first_layers + self.bf16_last_layers
+        if kept and self.fp8 in ("off", "delayed"):
+            # Delayed scaling reduces the histories of all layers at once.
+            raise ValueError(
+                f"precision.bf16_first_layers, bf16_last_layers: need 0 with precision.fp8="
+                f"{self.fp8}, got {self.bf16_first_layers} and {self.bf16_last_layers}. Set both "
+                "to 0, or choose precision.fp8=blockwise."
+            )
+        return self
+
+
 class CheckpointConfig(Section):
     """When the whole state of the run is saved."""
 
@@ -463,6 +506,7 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     teacher: TeacherConfig = TeacherConfig()
     parallel: ParallelConfig = ParallelConfig()
+    precision: PrecisionConfig = PrecisionConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     observe: ObserveConfig = ObserveConfig()
@@ -568,6 +612,26 @@ class Config(Section):
                 f"checkpoint.keep: monitor.on_collapse=rollback needs checkpoints that reach back "
                 f"{needed} steps (monitor.window + monitor.patience), got (keep - 1) x every = "
                 f"{reach}. Raise checkpoint.keep or checkpoint.every."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def emulated_layers_see_whole_sequences(self) -> Self:
+        """Context parallelism is Transformer Engine's attention, which emulation does not use."""
+        if self.precision.fp8 == "emulate" and self.parallel.context > 1:
+            raise ValueError(
+                f"parallel.context: need 1 with precision.fp8=emulate, got "
+                f"{self.parallel.context}. Set parallel.context=1 or another precision.fp8."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def fp8_of_transformer_engine_trains_bfloat16(self) -> Self:
+        """Its kernels take bfloat16."""
+        if self.precision.transformer_engine and self.model.dtype != "bfloat16":
+            raise ValueError(
+                f"precision.fp8: need model.dtype=bfloat16 for {self.precision.fp8}, got "
+                f"{self.model.dtype}. Set model.dtype=bfloat16 or precision.fp8=emulate."
             )
         return self
 

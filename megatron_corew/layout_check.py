@@ -35,6 +35,32 @@ def check_divisible(architecture: Architecture, config: Config) -> None:
                 f"Choose another {knob} or another model."
             )
     _check_mixture(mixture, parallel)
+    _check_fp8(architecture, config)
+
+
+def _check_fp8(architecture: Architecture, config: Config) -> None:
+    """Both sides of every linear, as a rank holds it, come in the recipe's blocks."""
+    recipe, parallel, mixture = config.precision.fp8, config.parallel, architecture.mixture
+    if not config.precision.transformer_engine:
+        return
+    block = config.precision.token_multiple
+    tensor, inner = parallel.tensor, architecture.ffn_size
+    if mixture is not None:
+        tensor, inner = parallel.expert_tensor, mixture.expert_ffn_size
+    heads = architecture.num_heads + 2 * architecture.num_kv_heads
+    widths = {
+        "hidden size": architecture.hidden_size,
+        "queries, keys and values": heads * architecture.head_size // parallel.tensor,
+        "attention output": architecture.num_heads * architecture.head_size // parallel.tensor,
+        "inner size": inner // tensor,
+    }
+    for what, width in widths.items():
+        if width % block:
+            raise ValueError(
+                f"precision.fp8: need a multiple of {block} on every rank for {recipe}, got "
+                f"{width} ({what}, parallel.tensor={parallel.tensor}). Lower parallel.tensor, or "
+                "choose precision.fp8=tensorwise, emulate or off."
+            )
 
 
 def _check_mixture(mixture: Mixture | None, parallel: ParallelConfig) -> None:

@@ -116,6 +116,7 @@ def check_model(config: Config) -> None:
         raise ValueError(f"model.path: {error}") from error
     architecture = source.architecture
     check_divisible(architecture, config)
+    check_precision(config)
     if config.parallel.context > 1:
         # Loads Megatron: 5 s that other layouts need not wait here.
         from megatron_corew.mcore.modules import check_context_parallel
@@ -131,6 +132,21 @@ def check_model(config: Config) -> None:
             f"model - data.max_prompt_tokens ({config.data.max_prompt_tokens}), got "
             f"{config.rollout.max_response_tokens}. Lower one of the two."
         )
+
+
+def check_precision(config: Config) -> None:
+    """Refuse FP8 that this machine cannot do, and a Transformer Engine that is half installed.
+
+    Raises:
+        ValueError: what is missing, and what to do.
+    """
+    if find_spec("transformer_engine") is None and not config.precision.transformer_engine:
+        return
+    from megatron_corew.mcore.fast_paths import check_transformer_engine
+    from megatron_corew.mcore.fp8_checks import check_recipe
+
+    check_transformer_engine()
+    check_recipe(config.precision)
 
 
 def check_shared_memory(config: Config, largest_tensor_bytes: int) -> None:

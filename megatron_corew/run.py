@@ -1,5 +1,6 @@
 """One trainer process: builds the parts of a run, hands them to the loop, tears them down."""
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -37,6 +38,7 @@ def run(config: Config) -> None:
     Raises:
         ValueError, RuntimeError: on every rank, what stopped the run.
     """
+    from megatron_corew.mcore import fast_paths
     from megatron_corew.mcore.checkpoint import Checkpoints
     from megatron_corew.mcore.model import DTYPES
     from megatron_corew.mcore.parallel import parallel_world
@@ -57,6 +59,9 @@ def run(config: Config) -> None:
             moves = config.preset.needs_teacher and config.preset.teacher_moves
             residual = DTYPES[config.teacher.residual] if moves else None
             teacher = Teacher(policy.optimizer, policy.ddp, residual=residual)
+        moved = teacher.elements if teacher is not None else 0
+        found = json.dumps(fast_paths.report(moved), indent=1)
+        on_driver(lambda: folder.fast_paths_file.write_text(found))
         checkpoints = Checkpoints(folder.checkpoints, config, policy, teacher)
         last_step = on_driver(folder.latest_step) or 0
         if last_step:

@@ -10,11 +10,12 @@ from pathlib import Path
 from megatron_corew.config import Config
 from megatron_corew.config_file import differences, load_config, save_config
 
-# Knobs that change how a run is computed or watched, never what it computes.
+# Knobs that change how a run is computed or watched, never what it is meant to compute.
 _FREE_ON_RESUME = (
     "run.root",
     "servers",
     "parallel",
+    "precision",
     "checkpoint",
     "evaluate",
     "observe",
@@ -42,6 +43,11 @@ class RunFolder:
     def config_file(self) -> Path:
         """The resolved configuration."""
         return self.path / "config.yaml"
+
+    @property
+    def fast_paths_file(self) -> Path:
+        """Which optional fast paths the last start found."""
+        return self.path / "fast_paths.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from megatron_corew.config import Config
 from megatron_corew.mcore import platform
+from megatron_corew.mcore.fp8_state import load_weights, without_empty_states
 from megatron_corew.mcore.main_parameters import (
     MainParameter,
     leaf_optimizers,
@@ -86,15 +87,17 @@ class Checkpoints:
         meta = on_driver(lambda: self._read_matching_meta(folder))
         # The RNG of a rank means nothing under another number of ranks; training draws none.
         same_world = meta["world_size"] == dist.get_world_size()
+        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+        state = self._state(with_rng=same_world, stored=stored)
         try:
-            loaded = dist_checkpointing.load(self._state(with_rng=same_world), str(folder))
+            loaded = dist_checkpointing.load(state, str(folder))
         except CheckpointingException as error:
             raise RuntimeError(
                 f"checkpoint {folder}: cannot be read: {error}. Remove it, write an older step "
                 "into the file latest, and start again."
             ) from error
         for name, chunk in self.policy.module.named_children():
-            chunk.load_state_dict(loaded["model"][name])
+            load_weights(chunk, loaded["model"][name])
         _start_adam(self.policy, loaded["adam_step"])
         order = {
             id(parameter): index
@@ -112,10 +115,11 @@ class Checkpoints:
         if same_world:
             _restore_rng(loaded["rng"])
 
-    def _state(self, *, with_rng: bool) -> dict[str, Any]:
+    def _state(self, *, with_rng: bool, stored: Iterable[str] | None = None) -> dict[str, Any]:
         optimizer = self.policy.optimizer
         model = {
-            name: chunk.sharded_state_dict() for name, chunk in self.policy.module.named_children()
+            name: without_empty_states(chunk.sharded_state_dict(), self.config.precision, stored)
+            for name, chunk in self.policy.module.named_children()
         }
         state = {
             "model": model,

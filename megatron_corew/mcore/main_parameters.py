@@ -145,6 +145,29 @@ def check_coverage(model: torch.nn.Module, mains: Iterable[MainParameter]) -> No
         )
 
 
+def check_mains_match(mains: Iterable[MainParameter]) -> None:
+    """Refuse model weights that were changed without telling the optimizer.
+
+    They would be lost the next time the optimizer writes its main parameters into the model.
+
+    Raises:
+        RuntimeError: how many parameters differ.
+    """
+    differ = [
+        main
+        for main in mains
+        if not torch.equal(
+            main.part_of(main.parameter.detach()), main.main.detach().to(main.parameter.dtype)
+        )
+    ]
+    if differ:
+        raise RuntimeError(
+            f"optimizer: need main parameters equal to the model's, got {len(differ)} that differ, "
+            f"first of shape {list(differ[0].parameter.shape)}. Call reload_model_params() after "
+            "changing weights."
+        )
+
+
 @torch.no_grad()
 def whole_parameters(
     optimizer: Any, local: Callable[[MainParameter], Tensor], dtype: torch.dtype

@@ -15,6 +15,7 @@ Dimension key:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -66,6 +67,8 @@ def plan_micro_batches(
     knobs: ParallelConfig,
     cost: SequenceCost,
     device: torch.device,
+    *,
+    token_multiple: int = 1,
 ) -> list[MicroBatch]:
     """This data-parallel rank's micro-batches; every rank gets equally many.
 
@@ -78,6 +81,8 @@ def plan_micro_batches(
         knobs: padded or packed, and how much fits.
         cost: of a sequence, for the balance.
         device: where the tensors go.
+        token_multiple: a forward pass has a multiple of so many tokens on every rank; see
+            ``PrecisionConfig.token_multiple``.
 
     Raises:
         ValueError: a sequence is longer than ``parallel.tokens_per_micro_batch``.
@@ -101,10 +106,13 @@ def plan_micro_batches(
     else:
         chunks = _equal_rows(lengths, knobs.micro_batch_rollouts, multiple)
     spans = [[lengths[row] for row in rows] for rows in chunks]
-    grids = [_grid(some, layout, packed=packed) for some in spans]
+    tokens = _stripes(layout) * token_multiple
+    tokens *= layout.tensor_size if layout.sequence_parallel else 1
+    grid = partial(_grid, stripes=_stripes(layout), multiple=tokens, packed=packed)
+    grids = [grid(some) for some in spans]
     if knobs.virtual_pipeline > 1:
-        widest = max(grid.width for grid in grids)
-        grids = [_grid(some, layout, packed=packed, at_least=widest) for some in spans]
+        widest = max(some.width for some in grids)
+        grids = [grid(some, at_least=widest) for some in spans]
     costs = [
         grid.height * sum(cost.of(span) for span in grid.spans) if rows else 0.0
         for grid, rows in zip(grids, chunks, strict=True)
@@ -129,9 +137,9 @@ def _stripes(layout: Layout) -> int:
     return 2 * layout.context_size if layout.context_size > 1 else 1
 
 
-def _grid(lengths: Sequence[int], layout: Layout, *, packed: bool, at_least: int = 1) -> _Grid:
-    stripes = _stripes(layout)
-    multiple = stripes * (layout.tensor_size if layout.sequence_parallel else 1)
+def _grid(
+    lengths: Sequence[int], *, stripes: int, multiple: int, packed: bool, at_least: int = 1
+) -> _Grid:
     if not packed:
         width = _round_up(max([*lengths, at_least]), multiple)
         corners = tuple((index, 0) for index in range(len(lengths)))

@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from checkpoint_tools.weight_map.architecture import Architecture, Mixture, inv_freq
-from megatron_corew.config import Config
+from megatron_corew.config import Config, PrecisionConfig
 from megatron_corew.layout_check import check_divisible
-from megatron_corew.mcore import platform
-from megatron_corew.mcore.modules import layer_spec, uses_transformer_engine
+from megatron_corew.mcore import fast_paths, platform
+from megatron_corew.mcore.fast_paths import uses_transformer_engine
+from megatron_corew.mcore.fp8_checks import check_recipe
+from megatron_corew.mcore.modules import layer_spec
 from megatron_corew.mcore.parallel import Layout
 
 platform.redirect_torch()
@@ -85,7 +87,7 @@ def transformer_config(architecture: Architecture, config: Config) -> Transforme
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         use_cpu_initialization=not platform.has_cuda(),
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=fast_paths.fuses_weight_gradients(),
         masked_softmax_fusion=platform.has_cuda(),
         # Micro-batches of a step differ in length; stages tell each other the shapes. Between two
         # ranks the interleaved schedule mixes up such messages: its micro-batches are equally long.
@@ -94,6 +96,7 @@ def transformer_config(architecture: Architecture, config: Config) -> Transforme
         batch_p2p_comm=not interleaved,
         moe_token_dispatcher_type="alltoall",
         **_mixture_settings(architecture.mixture, config),
+        **_fp8_settings(config.precision),
         # The loss is a plain sum of weighted token losses: no division by Megatron.
         calculate_per_token_loss=True,
         **_RECOMPUTE[config.parallel.recompute],
@@ -111,9 +114,27 @@ def _mixture_settings(mixture: Mixture | None, config: Config) -> dict[str, Any]
         "moe_router_pre_softmax": not mixture.normalise_topk,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
-        "moe_grouped_gemm": uses_transformer_engine(),
+        "moe_grouped_gemm": uses_transformer_engine() and config.precision.fp8 != "emulate",
         "expert_model_parallel_size": config.parallel.expert,
         "expert_tensor_parallel_size": config.parallel.expert_tensor,
+    }
+
+
+def _fp8_settings(precision: PrecisionConfig) -> dict[str, Any]:
+    if not precision.transformer_engine:
+        return {}
+    kept = precision.bf16_first_layers + precision.bf16_last_layers
+    return {
+        # Blocks are small enough for gradients in e4m3; whole tensors need the range of e5m2.
+        "fp8": "e4m3" if precision.fp8 == "blockwise" else "hybrid",
+        "fp8_recipe": precision.fp8,
+        # Weights stay bfloat16 beside their float32 mains: they are averaged, pushed and saved.
+        "fp8_param": False,
+        "fp8_amax_history_len": 1024 if precision.fp8 == "delayed" else 1,
+        "fp8_amax_compute_algo": "max",
+        "first_last_layers_bf16": kept > 0,
+        "num_layers_at_start_in_bf16": precision.bf16_first_layers,
+        "num_layers_at_end_in_bf16": precision.bf16_last_layers,
     }
 
 
@@ -129,15 +150,19 @@ def build_model(
         chunk: number of the piece, below ``parallel.virtual_pipeline``.
 
     Raises:
-        ValueError: heads, layers, experts or inner size do not divide by the layout; or context
-            parallelism without Transformer Engine.
+        ValueError: heads, layers, experts or inner size do not divide by the layout or the FP8
+            recipe; or FP8 or context parallelism that this machine cannot do.
     """
     check_divisible(architecture, config)
+    check_recipe(config.precision)
     megatron_config = transformer_config(architecture, config)
     model = HiddenStateModel(
         config=megatron_config,
         transformer_layer_spec=layer_spec(
-            megatron_config, qk_norm=architecture.qk_norm, chunk=chunk
+            megatron_config,
+            qk_norm=architecture.qk_norm,
+            precision=config.precision,
+            chunk=chunk,
         ),
         vocab_size=padded_vocab_size(architecture, layout.tensor_size),
         max_sequence_length=architecture.max_positions,

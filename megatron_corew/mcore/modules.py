@@ -1,13 +1,14 @@
 """The layer specification of the policy: Transformer Engine's on GPUs, our own on the CPU."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megatron_corew.config import PrecisionConfig
 from megatron_corew.mcore import platform
+from megatron_corew.mcore.fast_paths import uses_transformer_engine
 
 platform.redirect_torch()
 
@@ -23,6 +24,14 @@ from megatron.core.transformer.transformer_block import (  # noqa: E402
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.transformer.transformer_layer import (  # noqa: E402
+    get_transformer_layer_offset,
+)
+
+from megatron_corew.mcore.fp8_emulation import (  # noqa: E402
+    RoundedColumnParallelLinear,
+    RoundedRowParallelLinear,
+)
 
 if not moe_utils.HAVE_TE:
     # Megatron-Core 0.16 asks whether this name is None, but without Transformer Engine it is unset.
@@ -82,11 +91,6 @@ class CausalSdpa(torch.nn.Module):
         return out.permute(2, 0, 1, 3).flatten(start_dim=2)
 
 
-def uses_transformer_engine() -> bool:
-    """Whether the Transformer Engine spec is built: on a GPU, where it is installed."""
-    return platform.has_cuda() and find_spec("transformer_engine") is not None
-
-
 def check_context_parallel(size: int) -> None:
     """Refuse context parallelism where no attention can do it.
 
@@ -104,25 +108,39 @@ def check_context_parallel(size: int) -> None:
 
 
 def layer_spec(
-    config: TransformerConfig, *, qk_norm: bool, chunk: int
+    config: TransformerConfig, *, qk_norm: bool, precision: PrecisionConfig, chunk: int
 ) -> ModuleSpec | TransformerBlockSubmodules:
     """The specification of the layers of one of this rank's pieces.
 
     Args:
         config: Megatron's configuration of the model.
         qk_norm: normalise queries and keys per head (Qwen3).
+        precision: whether linears are emulated in FP8, and in which layers.
         chunk: number of the piece.
 
     Raises:
         ValueError: context parallelism without Transformer Engine.
     """
     check_context_parallel(config.context_parallel_size)
-    if uses_transformer_engine():
+    emulated = precision.fp8 == "emulate"
+    if uses_transformer_engine() and not emulated:
         return get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts,
             moe_grouped_gemm=config.moe_grouped_gemm,
             qk_layernorm=qk_norm,
         )
+    first = get_transformer_layer_offset(config, vp_stage=chunk)
+    layers = range(first, first + get_num_layers_to_build(config, vp_stage=chunk))
+    inner = range(precision.bf16_first_layers, config.num_layers - precision.bf16_last_layers)
+    specs = [
+        _local_layer(config, qk_norm=qk_norm, emulated=emulated and layer in inner)
+        for layer in layers
+    ]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+
+
+def _local_layer(config: TransformerConfig, *, qk_norm: bool, emulated: bool) -> ModuleSpec:
+    """The specification of one layer without Transformer Engine."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, qk_layernorm=qk_norm, normalization="RMSNorm"
     )
@@ -135,6 +153,12 @@ def layer_spec(
         del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     if qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=chunk), layer_norm=RMSNorm
-    )
+    if emulated:
+        attention.linear_qkv = RoundedColumnParallelLinear
+        attention.linear_proj = RoundedRowParallelLinear
+        feed_forward = layer.mlp.submodules
+        if config.num_moe_experts is not None:
+            feed_forward = feed_forward.experts.submodules
+        feed_forward.linear_fc1 = RoundedColumnParallelLinear
+        feed_forward.linear_fc2 = RoundedRowParallelLinear
+    return spec

@@ -17,6 +17,7 @@ from megatron_corew.config import Config
 from megatron_corew.mcore import platform, weights
 from megatron_corew.mcore.balance import sequence_cost
 from megatron_corew.mcore.chunks import Chunks, DataParallelChunks, build_chunks
+from megatron_corew.mcore.fp8_state import kept_histories
 from megatron_corew.mcore.logprobs import token_scores, vocabulary_shard
 from megatron_corew.mcore.micro_batches import MicroBatch, plan_micro_batches
 from megatron_corew.mcore.model import DTYPES
@@ -58,6 +59,7 @@ class Policy:
             kl_clamp=config.loss.kl_clamp,
             tis_cap=config.loss.tis_cap,
         )
+        self._precision = config.precision
         self._parallel, self._max_skipped = config.parallel, config.optimizer.max_skipped_updates
         self._cost = sequence_cost(self.architecture)
         self.skipped_updates = 0
@@ -69,7 +71,7 @@ class Policy:
     def score(self, batch: RolloutBatch) -> TokenScores:
         """Log-probs, entropy and self-certainty of every response token under today's weights.
 
-        Leaves gradients, optimizer and RNG as they are.
+        Leaves gradients, optimizer, RNG and FP8 histories as they are.
         """
         plan = self._plan(batch)
 
@@ -77,7 +79,7 @@ class Policy:
             scores_3N = torch.stack(self._token_scores(micro, hidden_SBD))
             return scores_3N.sum(), _ONE, {"place": micro.place_N, "scores": scores_3N}
 
-        with torch.no_grad():
+        with torch.no_grad(), kept_histories(self.module, self._precision):
             results = self._forward_backward(plan, use, forward_only=True)
         return collect_scores(results, batch, self.layout)
 
@@ -124,8 +126,14 @@ class Policy:
         return weights.stream(self.module, self.architecture, self.layout)
 
     def _plan(self, batch: RolloutBatch) -> list[MicroBatch]:
-        device = platform.device()
-        return plan_micro_batches(batch, self.layout, self._parallel, self._cost, device)
+        return plan_micro_batches(
+            batch,
+            self.layout,
+            self._parallel,
+            self._cost,
+            platform.device(),
+            token_multiple=self._precision.token_multiple,
+        )
 
     def _forward_backward(
         self,

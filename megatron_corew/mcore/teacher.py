@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from megatron_corew.mcore import platform
+from megatron_corew.mcore.ema import EmaUpdate, compiles
 from megatron_corew.mcore.main_parameters import (
     MainParameter,
     check_coverage,
+    check_mains_match,
     leaf_optimizers,
     main_parameters,
 )
@@ -34,8 +36,8 @@ platform.redirect_torch()
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 from megatron.core.optimizer.optimizer import FP32Optimizer  # noqa: E402
 
-# Elements per chunk of an update: what is read and written stays in cache on a CPU.
-_CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}
+# Elements that are held aside at a time while contents are swapped.
+_CHUNK = 1 << 17
 
 
 @dataclass(slots=True)
@@ -55,51 +57,27 @@ def _main_groups(optimizer: Any) -> str:
     return "shard_fp32_from_float16_groups" if distributed else "fp32_from_float16_groups"
 
 
-@torch.no_grad()
-def ema_update(
-    value: Tensor, source: Tensor, residual: Tensor | None, *, weight: float, scratch: Tensor
-) -> None:
-    """Move ``value + residual`` a share ``weight`` of the way to ``source``, in place.
-
-    At the paper's last weight (1e-4, or 1e-5 in its script) a step is below half a unit in the
-    last place of most values: a plain float32 teacher would stand still.
-
-    Args:
-        value: [n] float32, contiguous, written.
-        source: [n] float32.
-        residual: [n] float32 or bfloat16, written; None: plain update.
-        weight: share in [0, 1].
-        scratch: [3, >= n] float32 working memory.
-    """
-    step, moved, carried = scratch[:, : len(value)]
-    if residual is None:
-        value.add_(torch.sub(source, value, out=step), alpha=weight)
-        return
-    carried.copy_(residual)
-    torch.sub(source, value, out=step).sub_(carried)
-    torch.add(carried, step, alpha=weight, out=step)
-    torch.add(value, step, out=moved)
-    residual.copy_(step.sub_(torch.sub(moved, value, out=carried)))
-    value.copy_(moved)
-
-
 class Teacher:
     """A slow (or still) copy of the policy.
 
     Args:
         optimizer: the policy's Megatron optimizer, after its weights are loaded.
-        ddp: the policy's model under Megatron's data parallelism.
+        ddp: this rank's pieces of the policy under Megatron's data parallelism.
         residual: type of the rounding residual; None: none (a teacher that never moves).
 
     Raises:
         ValueError: a trained parameter has no main parameter, or one that is not float32.
+        RuntimeError: the model's weights are not those of the main parameters.
     """
 
     def __init__(self, optimizer: Any, ddp: Any, *, residual: torch.dtype | None) -> None:
         mains = main_parameters(optimizer)
         check_coverage(ddp, mains)
+        check_mains_match(mains)
         self.leaves, self.updates, self.residual_dtype = leaf_optimizers(optimizer), 0, residual
-        self._ddp, self._installed = ddp, False
+        self._ddp, self._installed, self._open_graphs = ddp, False, 0
+        for piece in ddp:
+            piece.register_forward_hook(self._watch_graph)
         self.shards = [
             Shard(
                 main,
@@ -108,9 +86,15 @@ class Teacher:
             )
             for main in mains
         ]
-        self._chunk = _CHUNK[platform.device().type]
-        longest = max((main.main.numel() for main in mains), default=1)
-        self._scratch = torch.empty(3, min(self._chunk, longest), device=platform.device())
+        device = platform.device()
+        held = sum(shard.value.numel() for shard in self.shards)
+        self.elements = 0 if residual is None else held
+        self._held = torch.empty(_CHUNK, device=device)
+        self._ema = (
+            None
+            if residual is None
+            else EmaUpdate(device, residual, compiled=compiles(held, device))
+        )
 
     @torch.no_grad()
     def update(self, weight: float) -> None:
@@ -119,25 +103,23 @@ class Teacher:
         self.updates += 1
         if weight == 0.0:
             return
+        assert self._ema is not None, "teacher: one without a residual never moves"
         for shard in self.shards:
-            parts = [shard.value.view(-1), shard.source.main.detach().view(-1)]
-            rests = shard.residual.view(-1).split(self._chunk) if shard.residual is not None else []
-            for index, (value, main) in enumerate(
-                zip(*(part.split(self._chunk) for part in parts), strict=True)
-            ):
-                residual = rests[index] if rests else None
-                ema_update(value, main, residual, weight=weight, scratch=self._scratch)
+            assert shard.residual is not None
+            parts = shard.value, shard.source.main.detach(), shard.residual
+            self._ema(*(part.view(-1) for part in parts), weight=weight)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Hold the teacher's weights in the policy's parameters; restore the policy at the end.
 
         Collective over the data-parallel group. Only between steps: between a forward pass and
-        its backward pass gradients would be silently wrong. After an error inside the block the
-        policy is not restored: the error ends the run, and a rank that restored alone would wait
-        for the others in a gather instead of ending it.
+        its backward pass gradients would be silently wrong, so that is refused. After an error
+        inside the block the policy is not restored: the error ends the run, and a rank that
+        restored alone would wait for the others in a gather instead of ending it.
         """
         self._refuse_while_installed("install")
+        assert not self._open_graphs, "teacher: cannot install before a forward's backward pass"
         with torch.no_grad():
             self._settle_gathers()
             flags = [group.param_gather_dispatched for group in self._bucket_groups()]
@@ -154,6 +136,15 @@ class Teacher:
 
     def _refuse_while_installed(self, action: str) -> None:
         assert not self._installed, f"teacher: cannot {action} while it is installed"
+
+    def _watch_graph(self, _piece: Any, _inputs: Any, output: Tensor) -> None:
+        """Count forward passes whose backward pass is still to come."""
+        if output.requires_grad:
+            self._open_graphs += 1
+            output.register_hook(self._close_graph)
+
+    def _close_graph(self, _gradient: Tensor) -> None:
+        self._open_graphs -= 1
 
     def _bucket_groups(self) -> list[Any]:
         if not any(isinstance(leaf, DistributedOptimizer) for leaf in self.leaves):
@@ -189,7 +180,7 @@ class Teacher:
             if not shard.source.aliased:
                 continue
             pairs = (shard.value.view(-1), shard.source.main.detach().view(-1))
-            for value, main in zip(*(part.split(self._chunk) for part in pairs), strict=True):
-                held = self._scratch[0, : len(value)].copy_(value)
+            for value, main in zip(*(part.split(_CHUNK) for part in pairs), strict=True):
+                held = self._held[: len(value)].copy_(value)
                 value.copy_(main)
                 main.copy_(held)

@@ -63,10 +63,14 @@ def test_a_rollout_without_tokens_is_refused():
         collate([group("original", (1,), ())])
 
 
-def plan(batch, where: Layout | None = None, **knobs: int) -> list[MicroBatch]:
+def plan(
+    batch, where: Layout | None = None, *, token_multiple: int = 1, **knobs: int
+) -> list[MicroBatch]:
     cost = SequenceCost(linear=1.0, quadratic=0.1)
-    device = torch.device("cpu")
-    return plan_micro_batches(batch, where or layout(), ParallelConfig(**knobs), cost, device)
+    knobs_of_run, device = ParallelConfig(**knobs), torch.device("cpu")
+    return plan_micro_batches(
+        batch, where or layout(), knobs_of_run, cost, device, token_multiple=token_multiple
+    )
 
 
 def packed_lengths(micro: MicroBatch) -> list[int]:
@@ -168,6 +172,8 @@ def test_interleaved_micro_batches_are_equally_wide_and_fill_the_pipeline():
     knobs = {"tokens_per_micro_batch": 10, "pipeline": 2, "virtual_pipeline": 2}
     micros = plan(collate(GROUPS), where, **knobs)
     assert [packed_lengths(micro) for micro in micros] == [[5, 5], [5, 3, 2]]
+    fours = plan(collate(GROUPS), where, token_multiple=4, **knobs)
+    assert [packed_lengths(micro) for micro in fours] == [[5, 5, 2], [5, 3, 4]]
     # One row of 3: the second micro-batch is there for the schedule only.
     lonely = plan(collate([group("original", (1, 2), (7,))]), where, **knobs)
     assert [packed_lengths(micro) for micro in lonely] == [[3], [3]]
@@ -225,3 +231,23 @@ def test_updates_split_by_question_and_keep_both_views():
     assert updates[0].weights_RT.flatten().tolist() == [0.5] * 4
     # The second question has no label in the rephrased view: that view's divisor shrinks too.
     assert updates[1].weights_RT.flatten().tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("knobs", KNOBS, ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        {"tensor_size": 2, "sequence_parallel": True},
+        {"tensor_size": 2, "sequence_parallel": True, "context_size": 2},
+    ],
+    ids=["alone", "tp2_sp", "tp2_sp_cp2"],
+)
+def test_every_rank_has_a_multiple_of_the_tokens_that_fp8_needs(knobs, where):
+    batch = collate(GROUPS)
+    ranks = [layout(**where, context_rank=rank) for rank in range(where.get("context_size", 1))]
+    plans = [plan(batch, rank, token_multiple=16, **knobs) for rank in ranks]
+    for (micro,) in plans:
+        assert micro.token_ids_BS.numel() % (16 * where.get("tensor_size", 1)) == 0
+    places = sorted(p for (micro,) in plans for p in micro.place_N.tolist())
+    assert places == batch.mask_RT.flatten().nonzero().flatten().tolist()

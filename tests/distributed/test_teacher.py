@@ -97,3 +97,29 @@ def test_a_run_resumes_under_another_layout(runs, saved_by):
     rest, rest_weights = runs.get("resume", (1, 2, 1, 0, "float32"), saved_by=saved_by)
     assert rest["losses"] == [pytest.approx(x, rel=1e-5, abs=1e-5) for x in whole["losses"][3:]]
     assert largest_difference(whole_weights["teacher"], rest_weights["teacher"]) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def overlapping(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    root = tmp_path_factory.mktemp("overlap")
+    save("qwen3_untied", root / "model")
+    return run_worker(
+        "overlap_worker", str(root / "model"), processes=2, out=root / "measured.json"
+    )
+
+
+def test_the_teacher_is_whole_on_every_rank_while_gathers_are_stale_or_under_way(overlapping):
+    assert overlapping["buckets"] > 2
+    assert overlapping["whole"]
+
+
+def test_installing_leaves_pending_gathers_pending(overlapping):
+    assert overlapping["flags_kept"]
+
+
+def test_installing_between_steps_does_not_change_training_to_the_bit(overlapping):
+    assert overlapping["losses"]["with"] == overlapping["losses"]["without"]
+
+
+def test_installing_between_forward_and_backward_is_refused(overlapping):
+    assert overlapping["refused"]
