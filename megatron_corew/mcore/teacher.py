@@ -139,7 +139,8 @@ class Teacher:
 
     def _watch_graph(self, _piece: Any, _inputs: Any, output: Tensor) -> None:
         """Count forward passes whose backward pass is still to come."""
-        if output.requires_grad:
+        # Megatron marks a copied view as requiring a gradient even where none is recorded.
+        if torch.is_grad_enabled() and output.requires_grad:
             self._open_graphs += 1
             output.register_hook(self._close_graph)
 
