@@ -39,12 +39,12 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libnuma1 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 corew \
-    && install --directory --owner corew /work
+    && install --directory --owner corew /workspace
 COPY --from=cpu-packages /opt/venv /opt/venv
 COPY docker/smoke docker/healthcheck /usr/local/bin/
 ENV PATH=/opt/venv/bin:$PATH
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 HEALTHCHECK --interval=30s --timeout=10s --start-period=300s CMD ["healthcheck"]
 CMD ["corew", "--help"]
 
@@ -108,9 +108,9 @@ RUN find /tmp/wheels -name '*.whl' -exec pip install --no-cache-dir --no-deps {}
     && rm -rf /tmp/wheels \
     && (userdel --remove ubuntu 2>/dev/null || true) \
     && useradd --create-home --uid 1000 corew \
-    && install --directory --owner corew /work
+    && install --directory --owner corew /workspace
 COPY docker/smoke docker/healthcheck /usr/local/bin/
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 HEALTHCHECK --interval=30s --timeout=10s --start-period=600s CMD ["healthcheck"]
 CMD ["corew", "--help"]
