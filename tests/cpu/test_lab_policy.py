@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from megatron_corew.lab.pretrain import Recipe, policy_config, pretrain, save_policy
 from megatron_corew.lab.probe import probe
-from megatron_corew.lab.task import POLICY_FOLDER, lab_rows
+from megatron_corew.lab.task import CORPORA, POLICY_FOLDER, lab_rows
 from megatron_corew.types import VIEWS
 
 PARAMETERS = 449_472
@@ -65,7 +65,10 @@ def test_the_probe_leaves_the_random_state_alone(model, tokenizer):
 
 def test_two_pretrainings_with_one_seed_are_equal_and_load_again(tmp_path):
     short = Recipe(updates=3, batch=8)
-    first, second = (pretrain(short, seed=5, console=Console(quiet=True)) for _ in range(2))
+    corpus = CORPORA["echo"]
+    first, second = (
+        pretrain(short, corpus=corpus, seed=5, console=Console(quiet=True)) for _ in range(2)
+    )
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, second.state_dict()[name]), name
     save_policy(first, tmp_path)

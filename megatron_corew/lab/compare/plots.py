@@ -1,0 +1,84 @@
+"""The curves of a comparison as PNG files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatron_corew.observe.summary import Records
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SIGNALS = {
+    "label accuracy": "label/accuracy",
+    "mean reward": "reward/mean",
+    "entropy (nats per token)": "policy/entropy",
+    "length (tokens)": "response/length_mean",
+}
+VIEWS = {"original": "tab:blue", "rephrased": "tab:orange"}
+_COLUMNS = 3
+_PANEL_INCHES = (4.0, 2.6)
+_DPI = 120
+
+Runs = Mapping[str, Sequence[Records]]
+"""Method -> the records of its runs, one entry per seed."""
+
+
+def plot_accuracy(runs: Runs, path: Path, *, title: str) -> None:
+    """Draw held-out accuracy: a panel per method, a line per seed and view.
+
+    Args:
+        runs: At least one method.
+        path: The PNG file to write.
+        title: Of the picture.
+    """
+    from matplotlib.figure import Figure
+
+    rows = -(-len(runs) // _COLUMNS)
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(_COLUMNS * width, rows * height + 0.5), layout="constrained")
+    panels = figure.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False).flat
+    for (method, of_method), axes in zip(runs.items(), panels, strict=False):
+        for view, colour in VIEWS.items():
+            for at, records in enumerate(of_method):
+                label = view if at == 0 else None
+                _line(axes, records, f"eval/accuracy_{view}", color=colour, label=label, marker=".")
+        axes.set(title=method, ylim=(0, 1), xlabel="step", ylabel="held-out accuracy")
+        axes.grid(alpha=0.3)
+    for axes in list(panels)[len(runs) :]:
+        axes.set_visible(False)
+    figure.axes[0].legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=_DPI)
+
+
+def plot_signals(runs: Runs, path: Path, *, title: str) -> None:
+    """Draw what a run measures while it trains: a panel per signal, a line per run.
+
+    Args:
+        runs: At least one method.
+        path: The PNG file to write.
+        title: Of the picture.
+    """
+    from matplotlib.figure import Figure
+
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(2 * 1.5 * width, 2 * 1.4 * height + 1), layout="constrained")
+    for (name, metric), axes in zip(SIGNALS.items(), figure.subplots(2, 2).flat, strict=True):
+        for at, (method, of_method) in enumerate(runs.items()):
+            for seed, records in enumerate(of_method):
+                label = method if seed == 0 else None
+                _line(axes, records, metric, color=f"C{at}", label=label, alpha=0.8)
+        axes.set(title=name, xlabel="step")
+        axes.grid(alpha=0.3)
+    handles, labels = figure.axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=_DPI)
+
+
+def _line(axes: "Axes", records: Records, metric: str, **style: Any) -> None:
+    points = [(record["step"], record[metric]) for record in records if metric in record]
+    if points:
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, **style)
