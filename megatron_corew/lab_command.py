@@ -100,4 +100,4 @@ def _show(methods: "Sequence[MethodResult]") -> None:
     console.print()
     for name, seeds, outcome, *cells in table_rows(methods):
         original = "  ".join(f"{cell:<18}" for cell in cells[:3])
-        console.print(f"{name:<25} {len(seeds.split(',')):>5}  {outcome:<24} {original}".rstrip())
+        console.print(f"{name:<25} {seeds:<16} {outcome:<24} {original}".rstrip())

@@ -15,7 +15,7 @@ from megatron_corew.lab.compare.progress import CompareProgress
 from megatron_corew.lab.compare.schedule import carry_out
 from megatron_corew.methods import METHODS
 
-TWO = ("majority_vote", "co_rewarding_i")
+TWO = ("majority_vote", "self_certainty")
 
 
 def stand(cell, step, *, config=None):
@@ -85,12 +85,17 @@ def test_every_method_has_every_seed_and_a_seed_is_done_before_the_next(tmp_path
     cells = cells_of(tmp_path)
     assert [cell.name for cell in cells] == [
         "majority_vote-101",
-        "co_rewarding_i-101",
+        "self_certainty-101",
         "majority_vote-102",
-        "co_rewarding_i-102",
+        "self_certainty-102",
     ]
     assert [cell.config.run.seed for cell in cells] == [101, 101, 102, 102]
     assert cells[0].folder.path == tmp_path / "runs" / "majority_vote-101"
+
+
+def test_methods_stand_in_one_order_however_they_are_named(tmp_path):
+    backwards = cells_of(tmp_path, methods=tuple(METHODS)[::-1], seeds=1)
+    assert [cell.method for cell in backwards] == list(METHODS)
 
 
 def test_methods_differ_in_nothing_but_their_name(tmp_path):
@@ -125,7 +130,7 @@ def test_finished_runs_are_skipped_and_half_ones_start_again(tmp_path):
     assert world.carry_out(cells) == []
     assert world.events[0] == ("skipped", "majority_vote-101")
     started = [name for event, name in world.events if event == "started"]
-    assert started == ["co_rewarding_i-101", "majority_vote-102", "co_rewarding_i-102"]
+    assert started == ["self_certainty-101", "majority_vote-102", "self_certainty-102"]
     again = World()
     again.carry_out(cells)
     assert Counter(event for event, _ in again.events) == {"skipped": 4}
@@ -153,7 +158,7 @@ def test_an_interrupt_ends_the_runs_that_go_on(tmp_path):
     world = World()
     with pytest.raises(KeyboardInterrupt):
         world.carry_out(cells_of(tmp_path), jobs=2, pause=interrupt)
-    assert world.terminated == ["majority_vote-101", "co_rewarding_i-101"]
+    assert world.terminated == ["majority_vote-101", "self_certainty-101"]
 
 
 def test_a_run_made_with_another_setting_is_refused_by_its_first_difference(tmp_path):
@@ -178,8 +183,8 @@ def test_plain_lines_say_what_every_run_did(tmp_path):
         carry_out(cells, jobs=1, start=world.start, watcher=progress, pause=lambda seconds: None)
     lines = console.export_text().splitlines()
     assert lines[0] == "1/4 finished before: majority_vote-101"
-    assert "co_rewarding_i-101: goes on after step 40" in lines
-    assert "2/4 done: co_rewarding_i-101" in lines
+    assert "self_certainty-101: goes on after step 40" in lines
+    assert "2/4 done: self_certainty-101" in lines
     assert any("majority_vote-102: failed with code 1; see" in line for line in lines)
 
 

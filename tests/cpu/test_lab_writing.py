@@ -11,7 +11,7 @@ from megatron_corew.lab.compare.plan import plan
 from megatron_corew.lab.compare.writing import FILES, setting_line, write_comparison
 from megatron_corew.methods import METHODS
 
-METHODS_HERE = ("majority_vote", "self_certainty", "co_rewarding_i")
+METHODS_HERE = ("co_rewarding_i", "majority_vote", "self_certainty")
 
 
 def record(cell, final):
@@ -48,12 +48,12 @@ def test_every_file_is_written(written):
 def test_the_rows_say_who_collapsed(written):
     _, out, rows = written
     assert [(row.method, dict(row.outcomes)) for row in rows] == [
+        ("co_rewarding_i", {"held": 2}),
         ("majority_vote", {"collapsed": 2}),
         ("self_certainty", {"collapsed": 2}),
-        ("co_rewarding_i", {"held": 2}),
     ]
     found = json.loads((out / "results.json").read_text())
-    assert [run["outcome"] for run in found["runs"]] == ["collapsed", "collapsed", "held"] * 2
+    assert [run["outcome"] for run in found["runs"]] == ["held", "collapsed", "collapsed"] * 2
     assert found["setting"]["rollout.prompts_per_step"] == 24
     assert not {"method", "run.name", "run.root", "run.seed"} & found["setting"].keys()
 
@@ -83,7 +83,7 @@ class Tags(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.loads, self.rows, self.open, self.paths = [], [], [], 0
+        self.loads, self.rows, self.open = [], [], []
 
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
@@ -94,7 +94,6 @@ class Tags(HTMLParser):
             self.rows.append((values.get("class"), []))
         if tag in ("td", "th"):
             self.rows[-1][1].append("")
-        self.paths += tag == "path"
 
     def handle_data(self, data):
         if self.open and self.open[-1] in ("td", "th"):
@@ -120,5 +119,18 @@ def test_the_page_is_whole_and_needs_no_network(written):
     }
     assert len({len(cells) for _, cells in shown.values()}) == 1
     assert shown["co_rewarding_i"][1][5] == "0.95"
-    # Six charts; self-certainty has no label accuracy.
-    assert page.paths >= 6 * 3 - 1
+
+
+def test_a_score_without_bounds_is_not_drawn_beside_rewards_of_one_and_zero(written):
+    _, out, _ = written
+    figures = (out / "comparison.html").read_text().split("<figure")[1:]
+    # The legend says the method and its last value.
+    drawn = {re.search("<figcaption>(.*?)<", one)[1]: one.count("<li>") for one in figures}
+    assert drawn == {
+        "held-out accuracy, original questions": 3,
+        "held-out accuracy, rephrased questions": 3,
+        "label accuracy": 2,
+        "mean reward, methods with labels": 2,
+        "entropy (nats per token)": 3,
+        "length (tokens)": 3,
+    }

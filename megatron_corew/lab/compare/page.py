@@ -6,7 +6,7 @@ from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from megatron_corew.lab.compare.plots import SIGNALS, Runs
+from megatron_corew.lab.compare.plots import SIGNALS, Runs, having
 from megatron_corew.lab.compare.results import MethodResult
 from megatron_corew.lab.compare.tables import NOTE, table_rows
 from megatron_corew.observe.charts import Chart, Drawing, Series, draw
@@ -60,7 +60,7 @@ def _drawings(runs: Runs) -> Iterator[Drawing]:
     for name, (metric, bounds) in _CHARTS.items():
         series = [
             Series(label=method, points=points)
-            for method, of_method in runs.items()
+            for method, of_method in having(runs, metric).items()
             if (points := mean_curve(of_method, metric))
         ]
         if series:

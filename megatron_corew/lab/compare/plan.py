@@ -57,7 +57,7 @@ def plan(
     """List the runs of a comparison, all methods of one seed before the next seed.
 
     Args:
-        methods: Names of presets.
+        methods: Names of presets, in any order.
         base: One of ``BASES``.
         seeds: Runs per method.
         out: Folder of the comparison; the runs lie in ``runs`` below it.
@@ -78,7 +78,9 @@ def plan(
                 f"--methods: need names out of {', '.join(METHODS)}, each once, got {method!r}."
             )
     numbers = range(FIRST_SEED, FIRST_SEED + seeds)
-    cells = [_cell(method, base, seed, out, steps) for seed in numbers for method in methods]
+    # In one order, so that a method has one colour; those without labels stand last.
+    ordered = [method for method in METHODS if method in methods]
+    cells = [_cell(method, base, seed, out, steps) for seed in numbers for method in ordered]
     for cell in cells:
         _refuse_another_setting(cell)
     return cells

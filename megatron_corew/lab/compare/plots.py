@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron_corew.methods import METHODS
 from megatron_corew.observe.summary import Records
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 SIGNALS = {
     "label accuracy": "label/accuracy",
-    "mean reward": "reward/mean",
+    "mean reward, methods with labels": "reward/mean",
     "entropy (nats per token)": "policy/entropy",
     "length (tokens)": "response/length_mean",
 }
@@ -22,6 +23,21 @@ _DPI = 120
 
 Runs = Mapping[str, Sequence[Records]]
 """Method -> the records of its runs, one entry per seed."""
+
+
+def having(runs: Runs, metric: str) -> Runs:
+    """The methods that a chart of a metric can compare.
+
+    Args:
+        runs: All of them.
+        metric: Its name.
+
+    Returns:
+        All but those whose reward is a score without bounds, where the metric is the reward.
+    """
+    if metric != SIGNALS["mean reward, methods with labels"]:
+        return runs
+    return {name: found for name, found in runs.items() if METHODS[name].needs_labels}
 
 
 def plot_accuracy(runs: Runs, path: Path, *, title: str) -> None:
@@ -47,7 +63,8 @@ def plot_accuracy(runs: Runs, path: Path, *, title: str) -> None:
         axes.grid(alpha=0.3)
     for axes in list(panels)[len(runs) :]:
         axes.set_visible(False)
-    figure.axes[0].legend()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
     figure.suptitle(title)
     figure.savefig(path, dpi=_DPI)
 
@@ -63,15 +80,17 @@ def plot_signals(runs: Runs, path: Path, *, title: str) -> None:
     from matplotlib.figure import Figure
 
     width, height = _PANEL_INCHES
+    colours = {method: f"C{at}" for at, method in enumerate(runs)}
     figure = Figure(figsize=(2 * 1.5 * width, 2 * 1.4 * height + 1), layout="constrained")
     for (name, metric), axes in zip(SIGNALS.items(), figure.subplots(2, 2).flat, strict=True):
-        for at, (method, of_method) in enumerate(runs.items()):
+        for method, of_method in having(runs, metric).items():
             for seed, records in enumerate(of_method):
                 label = method if seed == 0 else None
-                _line(axes, records, metric, color=f"C{at}", label=label, alpha=0.8)
+                _line(axes, records, metric, color=colours[method], label=label, alpha=0.8)
         axes.set(title=name, xlabel="step")
         axes.grid(alpha=0.3)
-    handles, labels = figure.axes[1].get_legend_handles_labels()
+    # The third panel, the entropy, has a line of every method.
+    handles, labels = figure.axes[2].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)
     figure.suptitle(title)
     figure.savefig(path, dpi=_DPI)
