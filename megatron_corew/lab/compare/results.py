@@ -16,7 +16,7 @@ MARGIN = 0.10
 evaluation the standard error of one is at most 0.026, of a difference 0.036."""
 DEFINITION = (
     f"Collapsed: the last held-out accuracy on original questions is more than {MARGIN:.2f} below "
-    f"the first. Fell back: not below the first, but more than {MARGIN:.2f} below the best."
+    f"the first. Fell back: not that, but more than {MARGIN:.2f} below the best. Held: neither."
 )
 
 _CHANGES = {
