@@ -7,10 +7,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from megatron_corew import preflight
 from megatron_corew.cli import app
 from megatron_corew.config_file import load_config, save_config
+from megatron_corew.lab.compare import job
 from megatron_corew.lab.compare.job import train_command
-from megatron_corew.lab.compare.plan import FIRST_SEED, SETTING, plan
+from megatron_corew.lab.compare.plan import BASES, FIRST_SEED, SETTING, plan
 from megatron_corew.lab.compare.progress import CompareProgress
 from megatron_corew.lab.compare.schedule import carry_out
 from megatron_corew.methods import METHODS
@@ -109,6 +111,12 @@ def test_methods_differ_in_nothing_but_their_name(tmp_path):
     assert cells[0].config.loss.kl_coef is None
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_a_base_is_a_policy_of_this_package(base, tmp_path):
+    (cell,) = plan(["majority_vote"], base=base, seeds=1, out=tmp_path)
+    assert preflight.model_folder(cell.config).name == base
+
+
 def test_the_command_of_a_run_gives_the_planned_configuration(tmp_path):
     cell = cells_of(tmp_path, steps=7)[0]
     command = train_command(cell)
@@ -191,12 +199,16 @@ def test_plain_lines_say_what_every_run_did(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--base", "loud"), "--base: need one of echo, clean, shared, got 'loud'"),
+        (("--base", "loud"), "--base: need one of echo, clean, got 'loud'"),
         (("--methods", "grpo"), "--methods: need names out of ground_truth"),
         (("--methods", "majority_vote,majority_vote"), "each once, got 'majority_vote'"),
     ],
 )
-def test_bad_choices_end_with_one_line_before_anything_is_written(tmp_path, arguments, message):
+def test_bad_choices_end_with_one_line_before_anything_is_written(
+    tmp_path, arguments, message, monkeypatch
+):
+    # What is let through must fail here, not train for an hour.
+    monkeypatch.setattr(job, "start_training", lambda cell: pytest.fail(f"started {cell.name}"))
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["lab", "compare", "--out", str(out), *arguments])
     assert done.exit_code == 1
