@@ -31,7 +31,7 @@ def compare(
         str,
         typer.Option(
             help="Policy to start from. echo: its short cut differs between the views; clean: "
-            "hardly any short cuts."
+            "hardly any; shared: its short cut is the same in both views."
         ),
     ] = "echo",
     methods: Annotated[

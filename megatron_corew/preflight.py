@@ -22,6 +22,7 @@ LAB_POLICIES = {
     "lab": LAB_POLICY,
     "lab-echo": LAB / "bases" / "echo",
     "lab-clean": LAB / "bases" / "clean",
+    "lab-shared": LAB / "bases" / "shared",
 }
 """Values of model.path that name a policy in this package."""
 DEMO = LAB / "demo.yaml"

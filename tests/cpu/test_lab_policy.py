@@ -60,6 +60,7 @@ def test_the_policy_half_masters_the_task_and_often_echoes(model, tokenizer, vie
 FOUND = {
     "lab-echo": (0.444, "echo", 0.397),
     "lab-clean": (0.602, "echo", 0.088),
+    "lab-shared": (0.433, "largest", 0.396),
 }
 
 

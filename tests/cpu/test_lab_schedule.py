@@ -199,7 +199,7 @@ def test_plain_lines_say_what_every_run_did(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--base", "loud"), "--base: need one of echo, clean, got 'loud'"),
+        (("--base", "loud"), "--base: need one of echo, clean, shared, got 'loud'"),
         (("--methods", "grpo"), "--methods: need names out of ground_truth"),
         (("--methods", "majority_vote,majority_vote"), "each once, got 'majority_vote'"),
     ],

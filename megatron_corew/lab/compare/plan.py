@@ -14,6 +14,7 @@ SETTING = Path(__file__).parent / "setting.yaml"
 BASES = {
     "echo": "the short cut (the first number shown) is another one in each view",
     "clean": "hardly any short cuts, many slips",
+    "shared": "the short cut (the largest number) is the same in both views",
 }
 """The policies that a comparison may start from, and what their corpus holds."""
 FIRST_SEED = 101
