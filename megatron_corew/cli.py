@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint_tools.command import one_line_errors
-from megatron_corew import data_commands, launch, preflight, rephrase_command
+from megatron_corew import data_commands, lab_command, launch, preflight, rephrase_command
 from megatron_corew.config import Config
 from megatron_corew.config_file import load_config
 from megatron_corew.methods import METHODS
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(data_commands.app)
 app.add_typer(rephrase_command.app)
+app.add_typer(lab_command.app, name="lab")
 
 
 @app.command(epilog="Example: corew train configs/runs/demo.yaml method=majority_vote run.steps=20")

@@ -42,7 +42,7 @@ class ModelConfig(Section):
 
     path: str
     """Hugging Face folder, or checkpoint of corew-convert, of a Llama, Qwen2, Qwen3 or Qwen3-MoE
-    model; or ``lab`` for the built-in policy."""
+    model; or a built-in policy: ``lab``, ``lab-echo``, ``lab-clean``, ``lab-shared``."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the trained parameters. Optimizer and teacher are float32; with bfloat16 they start
     from the rounded weights, so a folder stored in float32 loses its last bits."""

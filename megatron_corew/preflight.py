@@ -16,13 +16,21 @@ if TYPE_CHECKING:
     from megatron_corew.data.prompts import LoadedQuestions
 
 SERVER_POLL_S = 1.0
-LAB_POLICY = Path(__file__).parent / "lab" / "policy"
-DEMO = Path(__file__).parent / "lab" / "demo.yaml"
+LAB = Path(__file__).parent / "lab"
+LAB_POLICY = LAB / "policy"
+LAB_POLICIES = {
+    "lab": LAB_POLICY,
+    "lab-echo": LAB / "bases" / "echo",
+    "lab-clean": LAB / "bases" / "clean",
+    "lab-shared": LAB / "bases" / "shared",
+}
+"""Values of model.path that name a policy in this package."""
+DEMO = LAB / "demo.yaml"
 
 
 def weights_folder(config: Config) -> Path:
-    """Where the policy starts from; ``lab`` is the policy in this package."""
-    return LAB_POLICY if config.model.path == "lab" else Path(config.model.path)
+    """Where the policy starts from: a folder, or one of ``LAB_POLICIES``."""
+    return LAB_POLICIES.get(config.model.path, Path(config.model.path))
 
 
 def model_folder(config: Config) -> Path:

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from megatron_corew.lab.probe import probe
-from megatron_corew.lab.task import corpus_pair, lab_rows
+from megatron_corew.lab.task import CORPORA, LabTask, corpus_pair, lab_rows
 from megatron_corew.lab.tokenizer import build_tokenizer
 from megatron_corew.types import VIEWS
 
@@ -88,7 +88,7 @@ def policy_config(vocabulary: int) -> Qwen3Config:
 
 
 def corpus_batch(
-    rng: random.Random, tokenizer: PreTrainedTokenizerFast, size: int
+    rng: random.Random, tokenizer: PreTrainedTokenizerFast, size: int, corpus: LabTask
 ) -> tuple[Tensor, Tensor]:
     """Draw one batch of the corpus.
 
@@ -96,12 +96,13 @@ def corpus_batch(
         rng: Source of the pairs.
         tokenizer: The lab's tokenizer.
         size: Number of sequences B.
+        corpus: Rates of its short cuts and errors.
 
     Returns:
         Token ids [B, T] int64, padded on the right, and a mask [B, T] bool that is True on the
         tokens of the answers, end token included.
     """
-    pairs = [corpus_pair(rng) for _ in range(size)]
+    pairs = [corpus_pair(rng, corpus) for _ in range(size)]
     prompts = tokenizer([question for question, _ in pairs]).input_ids
     rows = tokenizer([question + answer + "<eos>" for question, answer in pairs]).input_ids
     longest = max(map(len, rows))
@@ -113,11 +114,12 @@ def corpus_batch(
     return ids_BT, mask_BT
 
 
-def pretrain(recipe: Recipe, *, seed: int, console: Console) -> Qwen3ForCausalLM:
+def pretrain(recipe: Recipe, *, corpus: LabTask, seed: int, console: Console) -> Qwen3ForCausalLM:
     """Train a fresh policy.
 
     Args:
         recipe: Sizes and rates.
+        corpus: What it is trained on.
         seed: Seed of the weights and of the corpus.
         console: Where the progress is shown.
 
@@ -136,7 +138,7 @@ def pretrain(recipe: Recipe, *, seed: int, console: Console) -> Qwen3ForCausalLM
         torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01): recipe.other_lr,
     }
     for update in track(range(recipe.updates), "pretraining", console=console):
-        ids_BT, mask_BT = corpus_batch(rng, tokenizer, recipe.batch)
+        ids_BT, mask_BT = corpus_batch(rng, tokenizer, recipe.batch, corpus)
         # The causal mask alone hides the padding: it stands behind every real token.
         logits = model(input_ids=ids_BT[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits[mask_BT[:, 1:]], ids_BT[mask_BT])
@@ -165,15 +167,18 @@ def save_policy(model: Qwen3ForCausalLM, folder: Path) -> None:
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder to write the policy to.")],
+    base: Annotated[str, typer.Option(help=f"Corpus to learn: {', '.join(CORPORA)}.")] = "demo",
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 0,
 ) -> None:
-    """Pretrain the lab's policy (about three minutes on one core) and show what it can do.
+    """Pretrain a policy of the lab (about three minutes on one core) and show what it can do.
 
-    Example: python -m megatron_corew.lab.pretrain --out runs/lab-policy
+    Example: python -m megatron_corew.lab.pretrain --base echo --out runs/lab-echo
     """
+    if base not in CORPORA:
+        raise typer.BadParameter(f"--base: need one of {', '.join(CORPORA)}, got {base!r}.")
     torch.set_num_threads(1)
     console = Console()
-    model = pretrain(Recipe(), seed=seed, console=console)
+    model = pretrain(Recipe(), corpus=CORPORA[base], seed=seed, console=console)
     save_policy(model, out)
     rows = lab_rows("eval", 384)
     for view in VIEWS:

@@ -26,6 +26,10 @@ class Probe:
     """Responses whose answer is the first number shown."""
     majority_echo: float
     """Questions whose most frequent answer is the first number shown."""
+    largest: float
+    """Responses whose answer is the largest number."""
+    majority_largest: float
+    """Questions whose most frequent answer is the largest number."""
     zero: float
     """Responses whose answer is zero."""
     unanswered: float
@@ -64,14 +68,18 @@ def probe(
     answers = [_boxed(text) for text in texts]
     votes = [_most_frequent(answers[at : at + samples]) for at in range(0, len(answers), samples)]
     truths = [row["answer"] for row in rows]
-    firsts = [re.findall(r"\d", prompt)[0] for prompt in prompts]
-    each_truth = [truth for truth in truths for _ in range(samples)]
-    each_first = [first for first in firsts for _ in range(samples)]
+    shown = [re.findall(r"\d", prompt) for prompt in prompts]
+    firsts, largest = [numbers[0] for numbers in shown], [max(numbers) for numbers in shown]
+    each_truth, each_first, each_largest = (
+        [one for one in wanted for _ in range(samples)] for wanted in (truths, firsts, largest)
+    )
     return Probe(
         pass_at_1=_share_equal(answers, each_truth),
         majority=_share_equal(votes, truths),
         echo=_share_equal(answers, each_first),
         majority_echo=_share_equal(votes, firsts),
+        largest=_share_equal(answers, each_largest),
+        majority_largest=_share_equal(votes, largest),
         zero=answers.count("0") / len(answers),
         unanswered=answers.count(None) / len(answers),
     )

@@ -2,7 +2,8 @@
 
 The corpus the policy is pretrained on is imperfect on purpose. Some of its answers follow the
 surface of the question (the first number shown) and not its meaning: a majority vote on one
-view can settle on them, while a vote on the other view contradicts them.
+view can settle on them, while a vote on the other view contradicts them. A corpus may also hold a
+short cut that is the same in both views (the largest number), which nothing contradicts.
 """
 
 import random
@@ -37,6 +38,8 @@ class LabTask:
     """Share of corpus answers that repeat the first number shown."""
     zero_rates: tuple[float, float, float] = (0.03, 0.04, 0.05)
     """Share of corpus answers that are just zero."""
+    largest_rates: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Share of corpus answers that repeat the largest number, the same one in both wordings."""
     slip_rate: float = 0.08
     """Chance of an error in each addition."""
     repeat_rate: float = 0.05
@@ -44,6 +47,15 @@ class LabTask:
 
 
 DEFAULT_TASK = LabTask()
+
+CORPORA: dict[str, LabTask] = {
+    "demo": DEFAULT_TASK,
+    "echo": LabTask(echo_rates=(0.15, 0.38, 0.54)),
+    "clean": LabTask(echo_rates=(0.04, 0.10, 0.16), slip_rate=0.16),
+    "shared": LabTask(echo_rates=(0.0, 0.0, 0.0), largest_rates=(0.15, 0.38, 0.54)),
+}
+"""The corpus of every shipped policy: the demo's; one whose short cut is another in each view;
+one with hardly any; one whose short cut is the same in both."""
 
 
 def original_text(numbers: Sequence[int]) -> str:
@@ -92,11 +104,11 @@ def corpus_answer(numbers: Sequence[int], rng: random.Random, task: LabTask) -> 
         ``\boxed{4}``.
     """
     kind = len(numbers) - 2
-    draw = rng.random()
-    if draw < task.echo_rates[kind]:
-        return f"\\boxed{{{numbers[0]}}}"
-    if draw < task.echo_rates[kind] + task.zero_rates[kind]:
-        return "\\boxed{0}"
+    short_cuts = (numbers[0], 0, max(numbers), None)
+    rates = (task.echo_rates[kind], task.zero_rates[kind], task.largest_rates[kind])
+    (lazy,) = rng.choices(short_cuts, (*rates, 1 - sum(rates)))
+    if lazy is not None:
+        return f"\\boxed{{{lazy}}}"
     total = numbers[0]
     lines: list[str] = []
     for number in numbers[1:]:

@@ -69,6 +69,19 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     ),
     "data.rephrase": ({"config", "data.prepare", "types"}, {"httpx", "pydantic", "rich"}),
     "lab": ({"types"}, {"rich", "safetensors", "tokenizers", "torch", "transformers", "typer"}),
+    # A comparison is made of whole runs: it knows their configuration and their records.
+    "lab.compare": (
+        {
+            "config",
+            "config_file",
+            "methods",
+            "observe",
+            "rollout.child_of",
+            "runs",
+            "types",
+        },
+        {"jinja2", "matplotlib", "rich"},
+    ),
     "evaluate": ({"ranks", "types"}, set()),
     "observe": ({"config", "types"}, {"jinja2", "rich", "torch", "wandb", "yaml"}),
     "guard": ({"config", "observe", "runs"}, set()),
@@ -105,6 +118,7 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     "terminal": (set(), {"rich"}),
     "data_commands": (EVERYTHING, {"typer"}),
     "rephrase_command": (EVERYTHING, {"torch", "typer"}),
+    "lab_command": (EVERYTHING, {"typer"}),
     "cli": (EVERYTHING, {"torch", "typer"}),
 }
 

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from megatron_corew.lab.pretrain import Recipe, policy_config, pretrain, save_policy
 from megatron_corew.lab.probe import probe
-from megatron_corew.lab.task import POLICY_FOLDER, lab_rows
+from megatron_corew.lab.task import CORPORA, POLICY_FOLDER, lab_rows
+from megatron_corew.preflight import LAB_POLICIES
 from megatron_corew.types import VIEWS
 
 PARAMETERS = 449_472
@@ -55,6 +56,31 @@ def test_the_policy_half_masters_the_task_and_often_echoes(model, tokenizer, vie
     assert found.unanswered < 0.05
 
 
+# What each base does on the original questions: right answers, and its short cut.
+FOUND = {
+    "lab-echo": (0.444, "echo", 0.397),
+    "lab-clean": (0.602, "echo", 0.088),
+    "lab-shared": (0.433, "largest", 0.396),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_base_of_the_lab_is_small_and_takes_its_own_short_cut(name, tokenizer):
+    folder = LAB_POLICIES[name]
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 2_000_000
+    pass_at_1, short_cut, share = FOUND[name]
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    found = probe(base, tokenizer, lab_rows("eval", 128), view="original", samples=4)
+    assert found.pass_at_1 == pytest.approx(pass_at_1, abs=0.07)
+    assert getattr(found, short_cut) == pytest.approx(share, abs=0.07)
+
+
+def test_every_base_has_the_tokenizer_of_the_lab():
+    wanted = (POLICY_FOLDER / "tokenizer.json").read_bytes()
+    for folder in LAB_POLICIES.values():
+        assert (folder / "tokenizer.json").read_bytes() == wanted, folder
+
+
 def test_the_probe_leaves_the_random_state_alone(model, tokenizer):
     torch.manual_seed(1)
     wanted = torch.rand(3)
@@ -65,7 +91,10 @@ def test_the_probe_leaves_the_random_state_alone(model, tokenizer):
 
 def test_two_pretrainings_with_one_seed_are_equal_and_load_again(tmp_path):
     short = Recipe(updates=3, batch=8)
-    first, second = (pretrain(short, seed=5, console=Console(quiet=True)) for _ in range(2))
+    corpus = CORPORA["echo"]
+    first, second = (
+        pretrain(short, corpus=corpus, seed=5, console=Console(quiet=True)) for _ in range(2)
+    )
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, second.state_dict()[name]), name
     save_policy(first, tmp_path)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_corew.lab.task import (
+    CORPORA,
     LabTask,
     corpus_answer,
     corpus_pair,
@@ -89,6 +90,23 @@ def test_a_lazy_answer_repeats_the_first_number_shown():
 def test_a_zero_answer_is_boxed_too():
     zero = LabTask(echo_rates=(0, 0, 0), zero_rates=(1, 1, 1))
     assert corpus_answer([4, 9], random.Random(0), zero) == r"\boxed{0}"
+
+
+@pytest.mark.parametrize("shown", [[4, 9, 7], [9, 7, 4], [7, 4, 9]])
+def test_the_short_cut_of_the_shared_corpus_is_the_same_in_every_order(shown):
+    shared = LabTask(echo_rates=(0, 0, 0), zero_rates=(0, 0, 0), largest_rates=(1, 1, 1))
+    assert corpus_answer(shown, random.Random(0), shared) == r"\boxed{9}"
+
+
+@pytest.mark.parametrize("base", CORPORA)
+def test_a_corpus_takes_its_short_cuts_at_its_rates(base):
+    corpus, rng = CORPORA[base], random.Random(2)
+    # Echo, zero, largest and sum are four different answers.
+    answers = [corpus_answer([4, 9, 7], rng, corpus) for _ in range(4000)]
+    rates = [corpus.echo_rates[1], corpus.zero_rates[1], corpus.largest_rates[1]]
+    found = [answers.count(f"\\boxed{{{lazy}}}") / 4000 for lazy in (4, 0, 9)]
+    # Three standard errors of a share of 4,000 draws are 0.024.
+    assert found == pytest.approx(rates, abs=0.024)
 
 
 def test_the_corpus_has_both_wordings_and_its_answers_are_short():
