@@ -22,7 +22,7 @@ CASES = {
     "cut_for_tp2_loaded_by_dp2": (Layout(tensor=2), {"data": 2}, FAMILIES),
     "cut_for_one_loaded_by_interleaved_pp2": (
         Layout(),
-        {"pipeline": 2, "virtual_pipeline": 2},
+        {"pipeline": 2, "virtual_pipeline": 2, "tokens_per_micro_batch": 25},
         FAMILIES[:2],
     ),
     "cut_for_ep2_loaded_by_ep2": (Layout(expert=2), {"data": 2, "expert": 2}, MIXTURES),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpoint_tools.hf_folder import HfReader
+from checkpoint_tools.sources import open_source
 from megatron_corew.config import Config
 from megatron_corew.data.batching import collate
 from megatron_corew.rollout.sampler import Sampler, Sampling, ServerPool
@@ -53,7 +53,7 @@ def test_the_log_prob_gap_stays_below_1e_5_after_every_push(family, tmp_path: Pa
             Sampler(pool, "teacher", **knobs),
         )
         with parallel_world(config.parallel, seed=0) as layout:
-            policy = Policy(config, HfReader(folder), layout)
+            policy = Policy(config, open_source(folder), layout)
             teacher = Teacher(policy.optimizer, policy.ddp, residual=torch.float32)
             for step in range(3):
                 sampler.push(policy.hf_stream(), version=step)
