@@ -13,39 +13,22 @@ from megatron_corew.algo.updates import make_updates
 from megatron_corew.config import Config
 from megatron_corew.data.batching import collate
 from megatron_corew.gathering import Gatherer
-from megatron_corew.parts import Label, Observer, Policy, Questions, Sampler, Teacher
 from megatron_corew.types import RolloutBatch, TrainBatch
 
 
-def train(
-    config: Config,
-    *,
-    first_step: int,
-    lr_scale: float,
-    questions: Questions,
-    policy: Policy,
-    teacher: Teacher | None,
-    sampler: Sampler,
-    teacher_sampler: Sampler,
-    label: Label,
-    observer: Observer,
-) -> None:
+def train(gatherer: Gatherer, *, first_step: int, lr_scale: float) -> None:
     """Train from ``first_step`` until the observer or the run ends; all ranks run the same loop.
+
+    Args:
+        gatherer: asks the policy and the teacher that are trained here.
+        first_step: counted from 1; the policy holds the weights of the step before.
+        lr_scale: factor of the learning rate, below 1 after a rollback.
 
     Source: Co-rewarding, arXiv:2508.00410, algorithms 1 and 2. The order within a step is the
     official code's: policy rollout, EMA with the weights before the update, teacher rollout.
     """
-    loss = config.loss
-    gatherer = Gatherer(
-        config=config,
-        questions=questions,
-        policy=policy,
-        teacher=teacher,
-        sampler=sampler,
-        teacher_sampler=teacher_sampler,
-        label=label,
-        observer=observer,
-    )
+    config, policy, teacher = gatherer.config, gatherer.policy, gatherer.teacher
+    loss, sampler, observer = config.loss, gatherer.sampler, gatherer.observer
     # A fresh or resumed run never samples from weights that it did not push itself.
     sampler.push(policy.hf_stream(), version=first_step - 1)
     observer.before_training()

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -16,6 +17,7 @@ from megatron_corew.answers.judge import AnswerJudge
 from megatron_corew.config import Config
 from megatron_corew.config_file import load_config
 from megatron_corew.data.prompts import LoadedQuestions, QuestionStream
+from megatron_corew.gathering import Gatherer
 from megatron_corew.judges import judge_of
 from megatron_corew.labelling import label_views
 from megatron_corew.observer import Observer
@@ -27,6 +29,10 @@ from megatron_corew.rollout.server import VllmServer
 from megatron_corew.rollout.token import token_of
 from megatron_corew.runs import RunFolder
 from megatron_corew.types import Prompt, Question, RolloutGroup, View, ViewLabels
+
+if TYPE_CHECKING:
+    from megatron_corew.mcore.policy import Policy
+    from megatron_corew.mcore.teacher import Teacher
 
 
 def run(config: Config) -> None:
@@ -40,10 +46,8 @@ def run(config: Config) -> None:
     """
     from megatron_corew.mcore import fast_paths
     from megatron_corew.mcore.checkpoint import Checkpoints
-    from megatron_corew.mcore.model import DTYPES
     from megatron_corew.mcore.parallel import parallel_world
     from megatron_corew.mcore.policy import Policy
-    from megatron_corew.mcore.teacher import Teacher
 
     folder = RunFolder.of(config)
     with ExitStack() as stack:
@@ -54,13 +58,8 @@ def run(config: Config) -> None:
         train_set = on_driver(lambda: preflight.training_questions(config))
         held_out = on_driver(lambda: preflight.held_out_questions(config))
         policy = Policy(config, open_source(preflight.weights_folder(config)), layout)
-        teacher = None
-        if config.keeps_teacher:
-            moves = config.preset.needs_teacher and config.preset.teacher_moves
-            residual = DTYPES[config.teacher.residual] if moves else None
-            teacher = Teacher(policy.optimizer, policy.ddp, residual=residual)
-        moved = teacher.elements if teacher is not None else 0
-        found = json.dumps(fast_paths.report(moved), indent=1)
+        teacher = _teacher_of(policy, config)
+        found = json.dumps(fast_paths.report(teacher.elements if teacher else 0), indent=1)
         on_driver(lambda: folder.fast_paths_file.write_text(found))
         checkpoints = Checkpoints(folder.checkpoints, config, policy, teacher)
         last_step = on_driver(folder.latest_step) or 0
@@ -80,9 +79,8 @@ def run(config: Config) -> None:
                 first_step=last_step + 1,
             )
         )
-        train = partial(
-            loop.train,
-            config,
+        gatherer = Gatherer(
+            config=config,
             questions=_stream(config, train_set),
             policy=policy,
             teacher=teacher,
@@ -91,11 +89,23 @@ def run(config: Config) -> None:
             label=partial(_label_on_driver, judge, config),
             observer=observer,
         )
+        train = partial(loop.train, gatherer)
         train(first_step=last_step + 1, lr_scale=observer.verdict.lr_scale)
-        while observer.verdict.action == "rollback":
-            verdict = observer.verdict
+        while (verdict := observer.verdict).action == "rollback":
             checkpoints.load(verdict.to_step)
             train(first_step=verdict.to_step + 1, lr_scale=verdict.lr_scale)
+
+
+def _teacher_of(policy: "Policy", config: Config) -> "Teacher | None":
+    """The second set of weights, where the method or its KL term needs one."""
+    from megatron_corew.mcore.model import DTYPES
+    from megatron_corew.mcore.teacher import Teacher
+
+    if not config.keeps_teacher:
+        return None
+    moves = config.preset.needs_teacher and config.preset.teacher_moves
+    residual = DTYPES[config.teacher.residual] if moves else None
+    return Teacher(policy.optimizer, policy.ddp, residual=residual)
 
 
 def _label_on_driver(

@@ -99,21 +99,25 @@ def parallel_world(config: ParallelConfig, *, seed: int) -> Iterator[Layout]:
         )
         torch.manual_seed(seed)
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
-        yield Layout(
-            tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
-            tensor_size=config.tensor,
-            pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
-            pipeline_size=config.pipeline,
-            data_rank=parallel_state.get_data_parallel_rank(),
-            data_size=config.data,
-            context_rank=parallel_state.get_context_parallel_rank(),
-            context_size=config.context,
-            sequence_parallel=config.sequence,
-            expert_rank=parallel_state.get_expert_model_parallel_rank(),
-            expert_size=config.expert,
-            expert_tensor_rank=parallel_state.get_expert_tensor_parallel_rank(),
-            expert_tensor_size=config.expert_tensor,
-        )
+        yield _layout(config)
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+def _layout(config: ParallelConfig) -> Layout:
+    return Layout(
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tensor_size=config.tensor,
+        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        pipeline_size=config.pipeline,
+        data_rank=parallel_state.get_data_parallel_rank(),
+        data_size=config.data,
+        context_rank=parallel_state.get_context_parallel_rank(),
+        context_size=config.context,
+        sequence_parallel=config.sequence,
+        expert_rank=parallel_state.get_expert_model_parallel_rank(),
+        expert_size=config.expert,
+        expert_tensor_rank=parallel_state.get_expert_tensor_parallel_rank(),
+        expert_tensor_size=config.expert_tensor,
+    )

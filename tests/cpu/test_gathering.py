@@ -8,7 +8,7 @@ import torch
 from megatron_corew import loop
 from megatron_corew.config import Config
 from megatron_corew.data.prompts import QuestionStream
-from megatron_corew.gathering import trained_places
+from megatron_corew.gathering import Gatherer, trained_places
 from megatron_corew.methods import METHODS
 from megatron_corew.seeds import call_seed
 from megatron_corew.types import Rollout, RolloutGroup, ViewLabels, Vote
@@ -112,18 +112,19 @@ def train(
     world: World, *, first_step: int = 1, shared: bool = True, sampler_type=PoolSampler
 ) -> World:
     pool = Pool()
-    loop.train(
-        world.config,
-        first_step=first_step,
-        lr_scale=1.0,
+    teacher = world if world.config.keeps_teacher else None
+    sampler = sampler_type("policy", world, pool)
+    gatherer = Gatherer(
+        config=world.config,
         questions=world,
         policy=world,
-        teacher=world if world.config.keeps_teacher else None,
-        sampler=sampler_type("policy", world, pool),
+        teacher=teacher,
+        sampler=sampler,
         teacher_sampler=sampler_type("teacher", world, pool if shared else Pool()),
         label=world.label,
         observer=world,
     )
+    loop.train(gatherer, first_step=first_step, lr_scale=1.0)
     return world
 
 

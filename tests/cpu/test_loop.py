@@ -8,6 +8,7 @@ import torch
 
 from megatron_corew import loop
 from megatron_corew.config import Config
+from megatron_corew.gathering import Gatherer
 from megatron_corew.methods import METHODS
 from megatron_corew.types import (
     Prompt,
@@ -136,18 +137,19 @@ def config_for(method: str, **sections) -> Config:
 def run(config: Config, *, ends_after: int | None = None, lr_scale: float = 1.0) -> Fakes:
     fakes = Fakes(config)
     fakes.ends_after = ends_after
-    loop.train(
-        config,
-        first_step=1,
-        lr_scale=lr_scale,
+    teacher = fakes if config.keeps_teacher else None
+    sampler = FakeSampler("policy", fakes.events)
+    gatherer = Gatherer(
+        config=config,
         questions=fakes,
         policy=fakes,
-        teacher=fakes if config.keeps_teacher else None,
-        sampler=FakeSampler("policy", fakes.events),
+        teacher=teacher,
+        sampler=sampler,
         teacher_sampler=FakeSampler("teacher", fakes.events),
         label=fakes.label,
         observer=fakes,
     )
+    loop.train(gatherer, first_step=1, lr_scale=lr_scale)
     return fakes
 
 
@@ -247,4 +249,4 @@ def test_every_preset_runs_a_step(method):
 
 
 def test_the_training_function_fits_on_one_screen():
-    assert len(inspect.getsource(loop.train).splitlines()) <= 80
+    assert len(inspect.getsource(loop.train).splitlines()) <= 60
