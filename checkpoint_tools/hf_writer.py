@@ -87,6 +87,7 @@ class HfWriter:
         self._partial = PartialFolder(
             folder, num_bytes=self.num_bytes, overwrite=overwrite, own_files=_OWN_FILES
         )
+        self._writing = {file: Lock() for file in self._shards}
         try:
             self._places = self._lay_out()
         except BaseException:
@@ -114,12 +115,15 @@ class HfWriter:
             self._missing.remove(name)
         place = self._places[name]
         content = raw_bytes(tensor.detach().to("cpu", self._dtype))
+        file = self._partial.path / place.file
         try:
-            with (self._partial.path / place.file).open("r+b") as file:
-                file.seek(place.start)
-                file.write(content)
+            # The kernel lets one writer at a time into a file: wait for that asleep.
+            with self._writing[place.file], file.open("r+b") as opened:
+                opened.seek(place.start)
+                opened.write(content)
         except OSError as error:
             raise RuntimeError(f"{self.folder}: {name} cannot be written: {error}.") from error
+        self._partial.wrote(file, content.nbytes)
 
     def finish(self) -> Path:
         """Add index, config and tokenizer, and give the folder its name.
@@ -167,8 +171,8 @@ class HfWriter:
         for file_name, names in self._shards.items():
             header, ends = _header({name: self._shapes[name] for name in names}, self._dtype)
             with (self._partial.path / file_name).open("wb") as file:
+                self._partial.reserve(file, len(header) + max(end for _, end in ends.values()))
                 file.write(header)
-                file.truncate(len(header) + max(end for _, end in ends.values()))
             places |= {
                 name: _Place(file_name, len(header) + start) for name, (start, _) in ends.items()
             }

@@ -28,6 +28,7 @@ from checkpoint_tools.side_files import read_config
 from checkpoint_tools.weight_map.architecture import Architecture, read_architecture
 from checkpoint_tools.weight_map.checkpoint_keys import Place, places
 from checkpoint_tools.weight_map.entry import Entry
+from checkpoint_tools.weight_map.pieces import Piece, cut
 from checkpoint_tools.weight_map.table import weight_table
 
 HF_FOLDER = "hf"
@@ -104,14 +105,21 @@ class MegatronReader:
 
         Returns:
             Hugging Face name -> tensor in its stored dtype, on the CPU; a memory map where the
-            checkpoint stores the weight in one piece.
+            checkpoint stores its numbers in one box.
 
         Raises:
             RuntimeError: a file is damaged.
         """
-        place = self._places[entry.megatron_name]
+        tensors: dict[str, Tensor] = {}
+        for piece in cut(entry, 1):
+            tensors |= piece.take_apart(self._read_piece(piece))
+        return tensors
+
+    def _read_piece(self, piece: Piece) -> Tensor:
+        place = self._places[piece.entry.megatron_name]
         stacked = [(number, number + 1) for number in place.index]
-        wanted = (*stacked, *((0, size) for size in entry.megatron_shape))
+        inner = zip(piece.offset, piece.shape, strict=True)
+        wanted = (*stacked, *((first, first + size) for first, size in inner))
         origin = [first for first, _ in wanted]
         shared = {
             number: common
@@ -121,14 +129,14 @@ class MegatronReader:
         first_of_stack = (0,) * len(stacked)
         if list(shared.values()) == [list(wanted)]:
             (number,) = shared
-            return entry.to_hf(self._box(place.key, number, wanted)[first_of_stack])
+            return self._box(place.key, number, wanted)[first_of_stack]
         if _overlap(list(shared.values())):
             raise RuntimeError(f"{self.folder}: the index stores parts of {place.key} twice.")
         dtype = self._stored[place.key].properties.dtype
         target = torch.empty([last - first for first, last in wanted], dtype=dtype)
         for number, common in shared.items():
             _narrow(target, origin, common).copy_(self._box(place.key, number, common))
-        return entry.to_hf(target[first_of_stack])
+        return target[first_of_stack]
 
     def _box(self, key: str, number: int, box: Box) -> Tensor:
         """Part of one stored box, by memory map."""

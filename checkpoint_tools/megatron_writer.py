@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.utils.serialization import config as serialization
 
 from checkpoint_tools.megatron_folder import HF_FOLDER, MegatronReader
 from checkpoint_tools.megatron_index import INDEX_FILE, write_index
@@ -36,6 +37,11 @@ from checkpoint_tools.weight_map.table import weight_table
 
 _FILE_BYTES = 256e6
 """A file is closed before it grows beyond this, in bytes, so that workers can share a model."""
+_ALIGNMENT = 64
+"""A tensor's archive begins at a multiple of so many bytes, as the numbers in it do: those of an
+odd place could not be used where they lie in a mapped file."""
+_ARCHIVE_BYTES = 4096
+"""More than torch.save adds to a tensor's numbers."""
 _OWN_FILES = ("*.distcp", INDEX_FILE, "metadata.json", "common.pt", HF_FOLDER)
 _FORMAT = {
     "sharded_backend": "torch_dist",
@@ -127,16 +133,28 @@ class MegatronWriter:
         Raises:
             RuntimeError: the disk takes no more.
         """
+        path = self._partial.path / file.name
         try:
-            with (self._partial.path / file.name).open("wb") as opened:
+            # Nobody checks the sums: torch.load does not, and unzip cannot read joined archives.
+            unsummed = serialization.patch({"save.compute_crc32": False})  # type: ignore[attr-defined]
+            with unsummed, path.open("wb") as opened:
+                self._partial.reserve(opened, self._largest_size(file))
                 for number, item in enumerate(file.items):
                     content = with_own_storage(build(item.piece)).view(item.shape)
-                    start = opened.tell()
+                    start = -(-opened.tell() // _ALIGNMENT) * _ALIGNMENT
+                    opened.seek(start)
                     torch.save(content, opened)
+                    length = opened.tell() - start
                     index = MetadataIndex(item.place.key, item.offset, number)
-                    self._storage[index] = _StorageInfo(file.name, start, opened.tell() - start)
+                    self._storage[index] = _StorageInfo(file.name, start, length)
+                    self._partial.wrote(path, length)
+                opened.truncate()
         except OSError as error:
             raise RuntimeError(f"{self._partial.target}: cannot be written: {error}.") from error
+
+    def _largest_size(self, file: PlannedFile) -> int:
+        numbers = sum(item.shape.numel() * self._dtype.itemsize for item in file.items)
+        return numbers + len(file.items) * _ARCHIVE_BYTES
 
     def finish(self) -> Path:
         """Add index, extra states, config and tokenizer, and give the folder its name.

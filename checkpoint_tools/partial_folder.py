@@ -6,11 +6,19 @@ Until then it has a hidden name beside the target, so that nothing unfinished lo
 import fcntl
 import os
 import shutil
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
 
 _RESERVE = 1.01
 """Free space wanted per byte to write: indexes and small files come on top of the weights."""
+_FLUSHED_BYTES = 64e6
+"""The disk is given a file's bytes in strides of at least this many, while others are written."""
+_FLUSHERS = 4
+"""Threads that wait for the disk."""
 
 
 class PartialFolder:
@@ -48,6 +56,43 @@ class PartialFolder:
         except RuntimeError:
             self._unlock()
             raise
+        self._flusher = ThreadPoolExecutor(_FLUSHERS)
+        self._flushes: list[Future[None]] = []
+        self._unflushed: Counter[Path] = Counter()
+        self._counting = Lock()
+
+    def reserve(self, file: BinaryIO, num_bytes: int) -> None:
+        """Take the disk's space for a file of this folder, whose numbers come in any order.
+
+        Args:
+            file: empty, opened for writing.
+            num_bytes: its size from now on.
+
+        Raises:
+            RuntimeError: the disk, or the user's share of it, is too full.
+        """
+        try:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        except OSError as error:
+            raise RuntimeError(
+                f"{self.target}: need {num_bytes / 1e9:.2f} GB for a file, got: {error.strerror}. "
+                "Make room, or write to another disk."
+            ) from error
+
+    def wrote(self, file: Path, num_bytes: int) -> None:
+        """Let the disk begin with what a file has got; threads may call it at the same time.
+
+        Without it the disk would begin when everything else is done.
+
+        Args:
+            file: in this folder.
+            num_bytes: written to it since the last call.
+        """
+        with self._counting:
+            self._unflushed[file] += num_bytes
+            if self._unflushed[file] >= _FLUSHED_BYTES:
+                self._unflushed[file] = 0
+                self._flushes.append(self._flusher.submit(_flush_numbers, file))
 
     def publish(self) -> Path:
         """Give the folder its name, when every byte of it is on the disk.
@@ -57,11 +102,11 @@ class PartialFolder:
 
         Raises:
             ValueError: the target has appeared meanwhile.
+            RuntimeError: the disk failed.
             OSError: it cannot be renamed; the old target keeps its name.
         """
         self._refuse_existing()
-        for file in self.path.rglob("*"):
-            _flush(file)
+        self._flush_all()
         if self.target.exists():
             self.target.rename(self._replaced)
         try:
@@ -70,14 +115,28 @@ class PartialFolder:
             self._recover()
         shutil.rmtree(self._replaced, ignore_errors=True)
         _flush(self.target.parent)
+        self._flusher.shutdown()
         self._unlock()
         return self.target
 
     def discard(self) -> None:
         """Remove what has been written; the target is left as it was. Does nothing when done."""
         if self._lock is not None:
+            self._flusher.shutdown(cancel_futures=True)
             shutil.rmtree(self.path, ignore_errors=True)
             self._unlock()
+
+    def _flush_all(self) -> None:
+        try:
+            for flush in self._flushes:
+                flush.result()
+            # Together, so that the file system needs few transactions.
+            list(self._flusher.map(_flush, self.path.rglob("*")))
+        except OSError as error:
+            raise RuntimeError(
+                f"{self.target}: the disk did not take what was written: {error.strerror}. Make "
+                "room, or write to another disk."
+            ) from error
 
     def _recover(self) -> None:
         """Give a replaced target its name back, if nothing has taken that."""
@@ -130,4 +189,10 @@ class PartialFolder:
 def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _flush_numbers(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    os.fdatasync(descriptor)
     os.close(descriptor)

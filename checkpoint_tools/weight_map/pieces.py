@@ -59,6 +59,22 @@ class Piece:
             case "column":
                 return self._grouped(parts, start, stop)
 
+    def take_apart(self, values: Tensor) -> dict[str, Tensor]:
+        """The Hugging Face tensors in a piece of an entry that is not cut: the way back.
+
+        Args:
+            values: [shape], any dtype.
+
+        Returns:
+            The tensors of ``hf_names``, in that order; they may share memory with ``values``.
+
+        Raises:
+            ValueError: another rank holds a part of them.
+        """
+        if self.half is not None and self.shape == self.entry.hf_shapes[self.half]:
+            return {self.entry.hf_names[self.half]: values}
+        return self.entry.to_hf(values)
+
     def _grouped(self, parts: list[Tensor], start: int, stop: int) -> Tensor:
         """Query, key and value rows of the piece's key/value heads."""
         rows, groups = self.entry.megatron_shape[0], self.entry.units
