@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Annotated
 
 import torch
 import typer
@@ -27,6 +28,13 @@ class Backend(StrEnum):
 
     NATIVE = "native"
     MEGATRON_BRIDGE = "megatron-bridge"
+
+
+WrittenType = Annotated[DtypeName | None, typer.Option(help="Written type; default: as stored.")]
+Workers = Annotated[int, typer.Option(min=1, help="Threads.")]
+AllowNonfinite = Annotated[bool, typer.Option("--allow-nonfinite", help="Keep NaN and infinity.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what was written before.")]
+Converter = Annotated[Backend, typer.Option(help="Who converts.")]
 
 
 @contextmanager

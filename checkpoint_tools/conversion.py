@@ -22,6 +22,9 @@ from torch import Tensor
 
 Item = TypeVar("Item")
 
+WORKERS = 2
+"""Threads of a conversion, unless its user says otherwise."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Values:

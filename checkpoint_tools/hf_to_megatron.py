@@ -9,8 +9,18 @@ import typer
 from torch import Tensor
 
 from checkpoint_tools import megatron_bridge
-from checkpoint_tools.command import DTYPE_OF, Backend, DtypeName, one_line_errors, standalone
-from checkpoint_tools.conversion import Account, Stopwatch, Values, fill
+from checkpoint_tools.command import (
+    DTYPE_OF,
+    AllowNonfinite,
+    Backend,
+    Converter,
+    Overwrite,
+    Workers,
+    WrittenType,
+    one_line_errors,
+    standalone,
+)
+from checkpoint_tools.conversion import WORKERS, Account, Stopwatch, Values, fill
 from checkpoint_tools.hf_folder import HfReader
 from checkpoint_tools.megatron_writer import Layout, MegatronWriter, PlannedFile
 from checkpoint_tools.weight_map.pieces import Piece
@@ -23,7 +33,7 @@ def convert(
     *,
     layout: Layout,
     dtype: torch.dtype | None = None,
-    workers: int = 2,
+    workers: int = WORKERS,
     allow_nonfinite: bool = False,
     overwrite: bool = False,
 ) -> Account:
@@ -73,17 +83,11 @@ def command(
     tensor: Annotated[int, typer.Option(min=1, help="Tensor-parallel size to cut for.")] = 1,
     pipeline: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size.")] = 1,
     expert: Annotated[int, typer.Option(min=1, help="Expert-parallel size (MoE).")] = 1,
-    dtype: Annotated[
-        DtypeName | None, typer.Option(help="Written type; default: as stored.")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Threads.")] = 2,
-    allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Keep NaN and infinity.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")
-    ] = False,
-    backend: Annotated[Backend, typer.Option(help="Who converts.")] = Backend.NATIVE,
+    dtype: WrittenType = None,
+    workers: Workers = WORKERS,
+    allow_nonfinite: AllowNonfinite = False,
+    overwrite: Overwrite = False,
+    backend: Converter = Backend.NATIVE,
 ) -> None:
     """Convert a Hugging Face folder into a Megatron-Core distributed checkpoint.
 
@@ -93,7 +97,9 @@ def command(
     with one_line_errors():
         layout = Layout(tensor=tensor, pipeline=pipeline, expert=expert)
         if backend is Backend.MEGATRON_BRIDGE:
-            megatron_bridge.refuse_options(layout != Layout(), dtype, workers != 2, allow_nonfinite)
+            megatron_bridge.refuse_options(
+                layout != Layout(), dtype, workers != WORKERS, allow_nonfinite
+            )
             megatron_bridge.hf_to_megatron(hf_folder, out, overwrite=overwrite)
             return
         account = convert(

@@ -9,8 +9,18 @@ import torch
 import typer
 
 from checkpoint_tools import megatron_bridge
-from checkpoint_tools.command import DTYPE_OF, Backend, DtypeName, one_line_errors, standalone
-from checkpoint_tools.conversion import Account, Stopwatch, Values, fill
+from checkpoint_tools.command import (
+    DTYPE_OF,
+    AllowNonfinite,
+    Backend,
+    Converter,
+    Overwrite,
+    Workers,
+    WrittenType,
+    one_line_errors,
+    standalone,
+)
+from checkpoint_tools.conversion import WORKERS, Account, Stopwatch, Values, fill
 from checkpoint_tools.hf_folder import has_weights
 from checkpoint_tools.hf_writer import HfWriter
 from checkpoint_tools.megatron_folder import MegatronReader
@@ -27,7 +37,7 @@ def convert(
     shard_bytes: float | None = None,
     teacher: bool = False,
     dtype: torch.dtype | None = None,
-    workers: int = 2,
+    workers: int = WORKERS,
     allow_nonfinite: bool = False,
     overwrite: bool = False,
 ) -> Account:
@@ -91,17 +101,11 @@ def command(
     teacher: Annotated[
         bool, typer.Option("--teacher", help="The teacher of a training checkpoint.")
     ] = False,
-    dtype: Annotated[
-        DtypeName | None, typer.Option(help="Written type; default: as stored.")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Threads.")] = 2,
-    allow_nonfinite: Annotated[
-        bool, typer.Option("--allow-nonfinite", help="Keep NaN and infinity.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing folder.")
-    ] = False,
-    backend: Annotated[Backend, typer.Option(help="Who converts.")] = Backend.NATIVE,
+    dtype: WrittenType = None,
+    workers: Workers = WORKERS,
+    allow_nonfinite: AllowNonfinite = False,
+    overwrite: Overwrite = False,
+    backend: Converter = Backend.NATIVE,
 ) -> None:
     """Convert a Megatron-Core distributed checkpoint into a Hugging Face folder.
 
@@ -110,7 +114,7 @@ def command(
     with one_line_errors():
         if backend is Backend.MEGATRON_BRIDGE:
             megatron_bridge.refuse_options(
-                shard_size, teacher, dtype, workers != 2, allow_nonfinite
+                shard_size, teacher, dtype, workers != WORKERS, allow_nonfinite
             )
             megatron_bridge.megatron_to_hf(checkpoint, out, like=like, overwrite=overwrite)
             return
