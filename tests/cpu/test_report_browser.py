@@ -200,6 +200,10 @@ def test_nothing_is_wider_than_the_window(tab, run, width, runs, tmp_path):
         shutil.copytree(run, copy)
     tab.open(write_report([run, *copies]).as_uri(), width=width)
     assert tab.value("document.documentElement.scrollWidth") <= width
+    if runs > 1:
+        # Beside the names of the runs there is room for figures.
+        figure = "document.querySelector('.wide tbody td:nth-child(3)')"
+        assert tab.value(f"{figure}.getBoundingClientRect().right") <= width
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
