@@ -79,6 +79,20 @@ def page(tab, run):
     return tab
 
 
+def test_many_alarms_leave_the_curves_in_sight_and_are_all_printed(tab, run):
+    with MetricLog(run, tensorboard=False, wandb_project=None, config_dict={}) as log:
+        for step in range(1, 41):
+            log.event(step, "alarm", signal="drift", sentence="Far away. " * 9, rollbacks=0)
+    tab.open(write_report([run]).as_uri())
+    height = "document.querySelector('.alarms').getBoundingClientRect().height"
+    assert tab.value(height) < 500
+    tab.send("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert tab.value(height) > 1500
+    finally:
+        tab.send("Emulation.setEmulatedMedia", media="")
+
+
 def box_of(page, chart: str) -> dict[str, float]:
     page.value(f"document.getElementById('{chart}').scrollIntoView({{block: 'center'}})")
     return page.value(
