@@ -6,7 +6,7 @@ import sys
 from contextlib import nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from megatron_corew.methods import METHODS
 from megatron_corew.plan.command import EPILOG, plan
 from megatron_corew.runs import RunFolder
 from megatron_corew.terminal import console
+
+if TYPE_CHECKING:
+    from megatron_corew.observe.hindsight import Hindsight
 
 app = typer.Typer(
     help="Train language models to reason without labels: Co-rewarding on Megatron-Core and vLLM.",
@@ -249,25 +252,35 @@ def monitor(
     """Show what the collapse monitor says of recorded runs, and whether it was right.
 
     Uses the thresholds of each run's own configuration. A run that has true answers has
-    fallen when its accuracy ends more than MARGIN below its start or its best.
+    fallen when its accuracy ends more than MARGIN below its start or its best. Several runs
+    are summed up by method.
     """
     with one_line_errors():
         from megatron_corew.observe.hindsight import look_back
+        from megatron_corew.observe.hindsight_table import as_lines, hindsight_rows
         from megatron_corew.observe.metrics import read_metrics
 
         overrides = [text for text in run_folders if "=" in text]
+        all_seen = []
         for name in (text for text in run_folders if "=" not in text):
             folder = _existing(Path(name))
-            knobs = load_config(folder.config_file, overrides).monitor
-            seen = look_back(read_metrics(folder.path), knobs, margin=margin)
-            lead = "" if seen.lead is None else f", {seen.lead} steps before the fall"
-            fell = "" if seen.fell_at is None else f", fell at step {seen.fell_at}"
-            console.print(
-                f"{folder.path.name}: {seen.outcome}{lead}; accuracy {seen.start:.3f} -> "
-                f"{seen.end:.3f}, best {seen.best:.3f}{fell}"
-            )
-            for alarm in seen.alarms:
-                console.print(f"  step {alarm.step:>5}  {alarm.signal}: {alarm.sentence}")
+            config = load_config(folder.config_file, overrides)
+            seen = look_back(read_metrics(folder.path), config.monitor, margin=margin)
+            all_seen.append((config.method, seen))
+            _say_what_was_seen(folder.path.name, seen)
+        if len(all_seen) > 1:
+            console.print("\n".join(["", *as_lines(hindsight_rows(all_seen))]))
+
+
+def _say_what_was_seen(name: str, seen: "Hindsight") -> None:
+    lead = "" if seen.lead is None else f", lead {seen.lead} steps"
+    fell = "" if seen.fell_at is None else f", fell at step {seen.fell_at}"
+    console.print(
+        f"{name}: {seen.outcome}{lead}; accuracy {seen.start:.3f} -> {seen.end:.3f}, "
+        f"best {seen.best:.3f}{fell}"
+    )
+    for alarm in seen.alarms:
+        console.print(f"  step {alarm.step:>5}  {alarm.signal}: {alarm.sentence}")
 
 
 def _existing(folder: Path) -> RunFolder:

@@ -60,7 +60,8 @@ class Guard:
 
         Returns:
             What to do; after ``rollback`` the folder's newest checkpoint is the one to restore,
-            and the monitor has forgotten the steps after it.
+            and the monitor has forgotten the steps after it. A ``stop`` that ends the rollbacks
+            leaves that checkpoint the newest one too, for ``corew export``.
         """
         if self._knobs.on_collapse == "off":
             return Verdict(action="go_on", lr_scale=self.lr_scale)
@@ -69,35 +70,45 @@ class Guard:
             self._log.event(step, "alarm", rollbacks=self._rollbacks, **alarm.as_fields())
         if not alarms or self._knobs.on_collapse == "warn":
             return Verdict(action="go_on", alarms=alarms, lr_scale=self.lr_scale)
+        before = self._step_before(alarms)
         if self._knobs.on_collapse == "stop":
-            return self._stop(step, alarms, "monitor.on_collapse is stop")
-        return self._turn_back(step, alarms)
+            return self._stop(step, alarms, "monitor.on_collapse is stop", before)
+        return self._turn_back(step, alarms, before)
 
-    def _turn_back(self, step: int, alarms: tuple[Alarm, ...]) -> Verdict:
-        # The first mean in which the signal stood reaches this many steps further back.
-        since = min(alarm.since for alarm in alarms) - self._knobs.window + 1
-        earlier = [saved for saved in self._folder.steps() if saved < max(1, since)]
-        if self._rollbacks == self._knobs.max_rollbacks:
-            return self._stop(step, alarms, f"{self._rollbacks} rollbacks did not help")
-        if not earlier:
-            return self._stop(step, alarms, f"there is no checkpoint from before step {since}")
-        to_step = earlier[-1]
+    def _step_before(self, alarms: tuple[Alarm, ...]) -> int | None:
+        """The last checkpoint without a trace of the evidence."""
+        first = _first_step_of_evidence(self._knobs, alarms)
+        earlier = [saved for saved in self._folder.steps() if saved < first]
+        return earlier[-1] if earlier else None
+
+    def _turn_back(self, step: int, alarms: tuple[Alarm, ...], to_step: int | None) -> Verdict:
+        if to_step is None:
+            first = _first_step_of_evidence(self._knobs, alarms)
+            why = f"there is no checkpoint from before step {first}"
+            return self._stop(step, alarms, why, to_step)
         # The pointer first: a kill in between costs the lower rate, not the way back.
         self._folder.rewind(to_step)
+        if self._rollbacks == self._knobs.max_rollbacks:
+            return self._stop(step, alarms, f"{self._rollbacks} rollbacks did not help", to_step)
         self._rollbacks += 1
         self._log.event(step, "rollback", to=to_step, lr_scale=self.lr_scale)
         self._log.next_attempt()
         self._restart(to_step + 1)
         return Verdict(action="rollback", alarms=alarms, to_step=to_step, lr_scale=self.lr_scale)
 
-    def _stop(self, step: int, alarms: tuple[Alarm, ...], why: str) -> Verdict:
-        self._log.event(step, "stop", reason=why)
+    def _stop(self, step: int, alarms: tuple[Alarm, ...], why: str, before: int | None) -> Verdict:
+        self._log.event(step, "stop", reason=why, before=before)
         return Verdict(action="stop", alarms=alarms, lr_scale=self.lr_scale, reason=why)
 
     def _restart(self, first_step: int) -> None:
         self._monitor = Monitor(self._knobs)
         records = read_metrics(self._folder.path)
         self._monitor.replay(record for record in records if record["step"] < first_step)
+
+
+def _first_step_of_evidence(knobs: MonitorConfig, alarms: tuple[Alarm, ...]) -> int:
+    """The first step of the first mean in which a signal stood, at least 1."""
+    return max(1, min(alarm.since for alarm in alarms) - knobs.window + 1)
 
 
 def stop_message(folder: RunFolder) -> str | None:
@@ -107,15 +118,22 @@ def stop_message(folder: RunFolder) -> str | None:
         folder: of the run.
 
     Returns:
-        One line with the last alarm, when the last thing recorded is a stop; else None.
+        One line with the last alarm and the policy from before it, when the last thing recorded
+        is a stop; else None.
     """
     events = read_events(folder.path)
     records = read_metrics(folder.path)
     if not events or events[-1]["event"] != "stop" or records[-1]["step"] != events[-1]["step"]:
         return None
     alarm = next(event for event in reversed(events) if event["event"] == "alarm")
+    stop = events[-1]
+    kept = (
+        "No checkpoint from before it is left."
+        if stop["before"] is None
+        else f"The policy from before it: corew export {folder.path} OUT --step {stop['before']}."
+    )
     return (
-        f"monitor: the run was stopped after step {events[-1]['step']} ({events[-1]['reason']}). "
-        f"{alarm['sentence']} Lower optimizer.lr, try another method, or go on regardless with "
-        "monitor.on_collapse=warn."
+        f"monitor: the run was stopped after step {stop['step']} ({stop['reason']}). "
+        f"{alarm['sentence']} {kept} Lower optimizer.lr, try another method, or go "
+        "on regardless with monitor.on_collapse=warn."
     )

@@ -87,4 +87,4 @@ class MonitorConfig(Section):
     lr_factor: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3
     """``rollback``: the learning rate is multiplied by this each time."""
     max_rollbacks: Count = 3
-    """``rollback``: so many; the next alarm stops the run."""
+    """``rollback``: so many; the next alarm goes back once more and stops the run there."""

@@ -207,7 +207,7 @@ def _line(
 ) -> Line:
     path = _path(curve, x_axis, y_axis)
     if smooth:
-        mean = _path(_rolling_mean(curve), x_axis, y_axis)
+        mean = _path(rolling_mean(curve), x_axis, y_axis)
         return Line(label=label, colour=colour, last=last, path=mean, faint=path)
     dots = _dots(curve, x_axis, y_axis) if len(curve) <= _MAX_DOTS else ""
     return Line(label=label, colour=colour, last=last, path=path, dots=dots)
@@ -259,8 +259,15 @@ def _stack(series: Sequence[Series], steps: Sequence[int]) -> list[dict[int, flo
     return layers
 
 
-def _rolling_mean(curve: Mapping[int, float]) -> dict[int, float]:
-    """Mean over a window around each step, a twelfth of the run wide."""
+def rolling_mean(curve: Mapping[int, float]) -> dict[int, float]:
+    """Smooth a curve.
+
+    Args:
+        curve: value at some of the steps; what is not finite is left out.
+
+    Returns:
+        Of each step the mean over a window around it, a twelfth of the run wide.
+    """
     steps, values = list(curve), list(curve.values())
     half = max(2, len(steps) // 24)
     means = {}

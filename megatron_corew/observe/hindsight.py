@@ -23,6 +23,8 @@ class Hindsight:
     """The largest mean over as many steps."""
     end: float
     """Mean of the last steps."""
+    at_alarm: float | None
+    """Mean of the steps up to the first alarm; None: there was none, or no ground truth."""
     fell_at: int | None
     """First step of the fall, see ``look_back``; None: it does not fall."""
 
@@ -67,7 +69,10 @@ def look_back(records: Records, knobs: MonitorConfig, *, margin: float) -> Hinds
     elif best - end > margin:
         fell_at = _stays_below(means, best - margin)
     alarms = tuple(Monitor(knobs).replay(records))
-    return Hindsight(alarms=alarms, start=start, best=best, end=end, fell_at=fell_at)
+    at_alarm = means.get(alarms[0].step) if alarms else None
+    return Hindsight(
+        alarms=alarms, start=start, best=best, end=end, at_alarm=at_alarm, fell_at=fell_at
+    )
 
 
 def _rolling(records: Records, window: int) -> dict[int, float]:

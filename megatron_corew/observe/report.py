@@ -114,7 +114,9 @@ def _mark(event: Mapping[str, Any]) -> Mark | None:
         )
         return Mark(step=step, kind="rollback", text=text)
     if event["event"] == "stop":
-        return Mark(step=step, kind="stop", text=f"The run was stopped: {event['reason']}.")
+        before = event["before"]
+        kept = "" if before is None else f" The checkpoint of step {before} is from before it."
+        return Mark(step=step, kind="stop", text=f"The run was stopped: {event['reason']}.{kept}")
     # The first start is the beginning of the axis; the others are resumes.
     return Mark(step=step, kind="start", text="The run was resumed.") if step > 0 else None
 

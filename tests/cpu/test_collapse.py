@@ -249,6 +249,8 @@ def test_stop_ends_the_run_with_a_sentence(tmp_path):
     message = stop_message(run.folder)
     assert "after step 9" in message
     assert "KL 0.01 -> 0.4" in message
+    # The signal stood from step 8 on, whose mean begins at step 7.
+    assert f"corew export {tmp_path} OUT --step 6." in message
     # Going on with a warning only is not stopped any more.
     run.knobs = run.knobs.model_copy(update={"on_collapse": "warn"})
     run.go(COLLAPSE[6:], first_step=7)
@@ -283,8 +285,9 @@ def test_the_same_process_goes_on_after_a_rollback_as_if_the_steps_had_not_been(
     assert steps[8:] == [(9, 1), (7, 2), (8, 2), (9, 2)]
 
 
-def test_a_bad_checkpoint_is_removed_and_an_older_one_restored(tmp_path):
-    run = Run(tmp_path, "rollback", saved=(0, 4, 8))
+@pytest.mark.parametrize("bad", [7, 8])
+def test_a_bad_checkpoint_is_removed_and_an_older_one_restored(tmp_path, bad):
+    run = Run(tmp_path, "rollback", saved=(0, 4, bad))
     assert run.go(COLLAPSE)[-1].to_step == 4
     assert run.folder.steps() == [0, 4]
 
@@ -300,6 +303,24 @@ def test_a_resumed_run_remembers_its_rollbacks_and_stops_after_the_last(tmp_path
     assert "2 rollbacks did not help" in stop_message(run.folder)
 
 
+def test_the_stop_after_the_last_rollback_leaves_the_policy_from_before_the_evidence(tmp_path):
+    run = Run(tmp_path, "rollback")
+    run.knobs = run.knobs.model_copy(update={"max_rollbacks": 1})
+    run.go(COLLAPSE)
+    # A checkpoint of the second try, written before its alarm.
+    checkpoint_folder(run.folder.checkpoints, 8).mkdir()
+    assert run.go([SICK] * 6, first_step=7)[-1].action == "stop"
+    assert (run.folder.latest_step(), run.folder.steps()) == (6, [0, 2, 4, 6])
+    assert f"corew export {tmp_path} OUT --step 6." in stop_message(run.folder)
+
+
+def test_a_stop_keeps_the_checkpoints_from_after_the_evidence(tmp_path):
+    run = Run(tmp_path, "stop", saved=(4, 8))
+    run.go(COLLAPSE)
+    assert (run.folder.latest_step(), run.folder.steps()) == (8, [4, 8])
+    assert "OUT --step 4." in stop_message(run.folder)
+
+
 def test_a_run_that_recovers_after_a_rollback_is_whole_again(tmp_path):
     run = Run(tmp_path, "rollback")
     run.go(COLLAPSE)
@@ -311,7 +332,11 @@ def test_a_run_that_recovers_after_a_rollback_is_whole_again(tmp_path):
 def test_without_a_checkpoint_from_before_the_run_is_stopped(tmp_path):
     run = Run(tmp_path, "rollback", saved=(8,))
     assert run.go(COLLAPSE)[-1].action == "stop"
-    assert "no checkpoint from before step 7" in stop_message(run.folder)
+    message = stop_message(run.folder)
+    assert "no checkpoint from before step 7" in message
+    assert "No checkpoint from before it is left." in message
+    # Nothing was taken away either.
+    assert run.folder.steps() == [8]
 
 
 def test_a_folder_without_checkpoints_is_another_run(tmp_path):

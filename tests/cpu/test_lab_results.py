@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from megatron_corew.lab.compare.page import mean_curve
+from megatron_corew.lab.compare.curves import mean_curve
 from megatron_corew.lab.compare.results import method_results, outcome_of, run_result
 from megatron_corew.lab.compare.tables import COLUMNS, as_json, markdown, table_rows
 
@@ -91,7 +91,7 @@ def test_the_table_has_a_cell_for_every_heading_and_a_dash_for_what_is_not_measu
     head, co, certain = table_rows(method_results(three_runs()))
     assert head[3:] == list(COLUMNS.values())
     row = dict(zip(COLUMNS, co[3:], strict=True))
-    assert co[:3] == ["co_rewarding_i", "101, 102", "1 held, 1 collapsed"]
+    assert co[:3] == ["co_rewarding_i", "101-102", "1 held, 1 collapsed"]
     assert row["original final"] == "0.68 (0.45-0.90)"
     assert row["rephrased final"] == "0.40"
     assert row["length final"] == "8.0"

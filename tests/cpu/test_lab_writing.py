@@ -88,7 +88,7 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
         self.loads += [values[name] for name in ("src", "href") if name in values]
-        if tag not in ("meta", "line", "path"):
+        if tag not in ("meta", "line", "path", "wbr"):
             self.open.append(tag)
         if tag == "tr":
             self.rows.append((values.get("class"), []))
@@ -100,7 +100,7 @@ class Tags(HTMLParser):
             self.rows[-1][1][-1] += data
 
     def handle_endtag(self, tag):
-        assert tag in ("meta", "line", "path") or self.open.pop() == tag
+        assert tag in ("meta", "line", "path", "wbr") or self.open.pop() == tag
 
 
 def test_the_page_is_whole_and_needs_no_network(written):

@@ -186,9 +186,12 @@ def test_steps_that_were_rolled_back_leave_the_curves_and_stay_as_marks(tmp_path
         log.next_attempt()
         for step in range(3, 9):
             log.log(step, {"reward/mean": 0.9})
+        log.event(8, "stop", reason="it is Sunday", before=2)
     records = read_metrics(tmp_path)
     assert [record["reward/mean"] for record in records] == [0.1, 0.2, *[0.9] * 6]
-    assert "Went back to step 2 with 0.3 times the learning rate." in page_of(tmp_path)
+    text = page_of(tmp_path)
+    assert "Went back to step 2 with 0.3 times the learning rate." in text
+    assert "stopped: it is Sunday. The checkpoint of step 2 is from before it." in text
 
 
 def test_a_comparison_has_a_line_per_run_and_the_differences_of_the_settings(tmp_path):

@@ -79,6 +79,20 @@ def page(tab, run):
     return tab
 
 
+def test_many_alarms_leave_the_curves_in_sight_and_are_all_printed(tab, run):
+    with MetricLog(run, tensorboard=False, wandb_project=None, config_dict={}) as log:
+        for step in range(1, 41):
+            log.event(step, "alarm", signal="drift", sentence="Far away. " * 9, rollbacks=0)
+    tab.open(write_report([run]).as_uri())
+    height = "document.querySelector('.alarms').getBoundingClientRect().height"
+    assert tab.value(height) < 500
+    tab.send("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert tab.value(height) > 1500
+    finally:
+        tab.send("Emulation.setEmulatedMedia", media="")
+
+
 def box_of(page, chart: str) -> dict[str, float]:
     page.value(f"document.getElementById('{chart}').scrollIntoView({{block: 'center'}})")
     return page.value(
@@ -200,6 +214,10 @@ def test_nothing_is_wider_than_the_window(tab, run, width, runs, tmp_path):
         shutil.copytree(run, copy)
     tab.open(write_report([run, *copies]).as_uri(), width=width)
     assert tab.value("document.documentElement.scrollWidth") <= width
+    if runs > 1:
+        # Beside the names of the runs there is room for figures.
+        figure = "document.querySelector('.wide tbody td:nth-child(3)')"
+        assert tab.value(f"{figure}.getBoundingClientRect().right") <= width
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -104,6 +104,12 @@ def test_monitor_replays_a_run_under_other_thresholds(tmp_path):
     assert "mine: false alarm" in strict.output
     # Six steps fill the windows, two more the patience.
     assert "step     8  drift: The policy has moved far" in strict.output
+    # One run needs no sum, two have one: a row of the method and one of all.
+    assert "false alarms" not in strict.output
+    table = corew("monitor", run, run, "monitor.max_kl=0.05").output.splitlines()[-3:]
+    assert [line.split()[:6] for line in table[1:]] == [
+        [name, "2", "0", "0", "0", "2"] for name in ("majority_vote", "all")
+    ]
 
 
 @pytest.mark.parametrize("command", ["report", "monitor", "watch"])

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from megatron_corew.lab.compare.curves import mean_curve
 from megatron_corew.lab.compare.plots import SIGNALS, Runs, having
 from megatron_corew.lab.compare.results import MethodResult
 from megatron_corew.lab.compare.tables import NOTE, table_rows
 from megatron_corew.observe.charts import Chart, Drawing, Series, draw
-from megatron_corew.observe.summary import Records
 
 _SHARE = (0.0, 1.0)
+_NOTE = "mean over the seeds"
+_SMOOTH_NOTE = "mean over the seeds, rolling mean over the steps"
 _CHARTS: dict[str, tuple[str, tuple[float | None, float | None]]] = {
     "held-out accuracy, original questions": ("eval/accuracy_original", _SHARE),
     "held-out accuracy, rephrased questions": ("eval/accuracy_rephrased", _SHARE),
@@ -64,24 +65,6 @@ def _drawings(runs: Runs) -> Iterator[Drawing]:
             if (points := mean_curve(of_method, metric))
         ]
         if series:
-            note = "Mean over the seeds."
-            chart = Chart(title=name, note=note, series=series, bounds=bounds, smooth=False)
-            yield draw(chart)
-
-
-def mean_curve(runs: Sequence[Records], metric: str) -> dict[int, float]:
-    """Average a metric over the runs of a method.
-
-    Args:
-        runs: Records of each.
-        metric: Its name.
-
-    Returns:
-        Step -> mean over the runs that measured it in that step.
-    """
-    values: dict[int, list[float]] = {}
-    for records in runs:
-        for record in records:
-            if metric in record:
-                values.setdefault(int(record["step"]), []).append(record[metric])
-    return {step: fmean(of_step) for step, of_step in sorted(values.items())}
+            smooth = name in SIGNALS
+            note = _SMOOTH_NOTE if smooth else _NOTE
+            yield draw(Chart(title=name, note=note, series=series, bounds=bounds, smooth=smooth))

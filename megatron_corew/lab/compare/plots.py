@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron_corew.lab.compare.curves import mean_curve
 from megatron_corew.methods import METHODS
+from megatron_corew.observe.charts import rolling_mean
 from megatron_corew.observe.summary import Records
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ def plot_accuracy(runs: Runs, path: Path, *, title: str) -> None:
                 label = view if at == 0 else None
                 _line(axes, records, f"eval/accuracy_{view}", color=colour, label=label, marker=".")
         axes.set(title=method, ylim=(0, 1), xlabel="step", ylabel="held-out accuracy")
+        axes.label_outer()
         axes.grid(alpha=0.3)
     for axes in list(panels)[len(runs) :]:
         axes.set_visible(False)
@@ -70,7 +73,10 @@ def plot_accuracy(runs: Runs, path: Path, *, title: str) -> None:
 
 
 def plot_signals(runs: Runs, path: Path, *, title: str) -> None:
-    """Draw what a run measures while it trains: a panel per signal, a line per run.
+    """Draw what runs measure while they train: a panel per signal, a line per method.
+
+    A line is the mean over the method's runs, as a rolling mean over the steps: nine methods of
+    single steps hide each other.
 
     Args:
         runs: At least one method.
@@ -84,15 +90,14 @@ def plot_signals(runs: Runs, path: Path, *, title: str) -> None:
     figure = Figure(figsize=(2 * 1.5 * width, 2 * 1.4 * height + 1), layout="constrained")
     for (name, metric), axes in zip(SIGNALS.items(), figure.subplots(2, 2).flat, strict=True):
         for method, of_method in having(runs, metric).items():
-            for seed, records in enumerate(of_method):
-                label = method if seed == 0 else None
-                _line(axes, records, metric, color=colours[method], label=label, alpha=0.8)
+            curve = rolling_mean(mean_curve(of_method, metric))
+            axes.plot(list(curve), list(curve.values()), color=colours[method], label=method)
         axes.set(title=name, xlabel="step")
         axes.grid(alpha=0.3)
     # The third panel, the entropy, has a line of every method.
     handles, labels = figure.axes[2].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)
-    figure.suptitle(title)
+    figure.suptitle(f"{title}, mean over the seeds, rolling mean over the steps")
     figure.savefig(path, dpi=_DPI)
 
 

@@ -91,7 +91,15 @@ def _row(method: MethodResult) -> list[str]:
     cells = [
         _cell(method.figures[name], name) if name in method.figures else "-" for name in COLUMNS
     ]
-    return [method.method, ", ".join(map(str, method.seeds)), outcomes, *cells]
+    return [method.method, _seeds(method.seeds), outcomes, *cells]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """``101-103`` for what counts up without a gap, which is what the plan makes."""
+    first, last = seeds[0], seeds[-1]
+    if len(seeds) > 1 and list(seeds) == list(range(first, last + 1)):
+        return f"{first}-{last}"
+    return ", ".join(map(str, seeds))
 
 
 def _cell(spread: Spread, name: str) -> str:
