@@ -34,6 +34,8 @@ def start(launch: Launch, dry_run: bool) -> str:
         network="host",
         ulimits=["memlock:-1", "stack:67108864"],
         volumes=list(cluster.mounts),
+        # The user below has no home in the image; what is kept there may go into the cache.
+        env_vars={"HOME": cluster.cache},
         launcher=None,
         packager=run.Packager(),
         # The token is for the eyes of its owner only.
@@ -41,7 +43,7 @@ def start(launch: Launch, dry_run: bool) -> str:
     )
     if not dry_run:
         check_here(cluster, ("docker",))
-    task = run.Script(inline=f"exec bash {launch.bundle.job}")
+    task = run.Script(inline=launch.bundle.command("job.sh"))
     return experiment.start(launch, [("job", task, executor)], dry_run=dry_run, detach=False)
 
 

@@ -17,7 +17,7 @@ def start(launch: Launch, dry_run: bool) -> str:
     if launch.cluster.scheduler != "none":
         raise ValueError("scheduler: need none, got slurm. Use python -m launchers.slurm.")
     # One task: the local scheduler leaves the servers running when the trainer has ended well.
-    task = run.Script(inline=f"exec bash {launch.bundle.job}")
+    task = run.Script(inline=launch.bundle.command("job.sh"))
     executor = run.LocalExecutor(launcher=None, packager=run.Packager())
     if not dry_run:
         check_here(launch.cluster, ("bash",))

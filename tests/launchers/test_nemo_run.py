@@ -157,9 +157,12 @@ def test_a_local_job_that_fails_fails_the_launcher(tmp_path):
     }
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(yaml.safe_dump(facts))
-    done = launch(tmp_path / "nemo", "local", DEMO, "--cluster", str(cluster))
+    knob = "run.root=my runs"
+    done = launch(tmp_path / "nemo", "local", DEMO, knob, "--cluster", str(cluster))
     assert done.returncode == 1
     assert "FAILED" in done.stderr
+    # The job itself ran, and said so in its log: the blank in its path was no obstacle.
+    assert list((tmp_path / "my runs/demo/logs").glob("job-*/policy-node0-*.log"))
 
 
 @needs_launcher

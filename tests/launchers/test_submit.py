@@ -89,7 +89,7 @@ def call(folder: Path, *command: str) -> str:
 
 def job_code(folder: Path) -> int:
     """Wait for the job and return its exit code."""
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + 840
     while not (folder / "job.rc").exists():
         assert time.monotonic() < deadline, "the job did not end"
         time.sleep(0.2)
