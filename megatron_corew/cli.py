@@ -92,9 +92,12 @@ def _train(config: Config, folder: RunFolder, done: int) -> None:
     )
     console.print("the first step follows when the vLLM server has started")
     code = launch.start_processes(config, folder)
+    saved = folder.latest_step()
+    start = "starts again" if saved is None else f"resumes after step {saved}"
+    if code in launch.SIGNALLED:
+        typer.secho(f"{launch.SIGNALLED[code]}: the same command {start}.", fg="red", err=True)
+        raise typer.Exit(code)
     if code != 0:
-        saved = folder.latest_step()
-        start = "starts again" if saved is None else f"resumes after step {saved}"
         raise RuntimeError(
             f"the trainer ended with code {code}; logs are in {folder.logs}. The same command "
             f"{start}."
@@ -262,10 +265,11 @@ def monitor(
             seen = look_back(read_metrics(folder.path), knobs, margin=margin)
             lead = "" if seen.lead is None else f", {seen.lead} steps before the fall"
             fell = "" if seen.fell_at is None else f", fell at step {seen.fell_at}"
-            console.print(
-                f"{folder.path.name}: {seen.outcome}{lead}; accuracy {seen.start:.3f} -> "
-                f"{seen.end:.3f}, best {seen.best:.3f}{fell}"
-            )
+            accuracy = f"accuracy {seen.start:.3f} -> {seen.end:.3f}, best {seen.best:.3f}{fell}"
+            if seen.outcome == "unknown":
+                few = f"fewer than {knobs.window} steps (monitor.window) have true answers"
+                accuracy = f"no accuracy: {few}"
+            console.print(f"{folder.path.name}: {seen.outcome}{lead}; {accuracy}")
             for alarm in seen.alarms:
                 console.print(f"  step {alarm.step:>5}  {alarm.signal}: {alarm.sentence}")
 
