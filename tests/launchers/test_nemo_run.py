@@ -60,6 +60,14 @@ def test_trainer_and_servers_are_steps_of_one_allocation(slurm_script):
 
 
 @needs_launcher
+def test_a_dry_run_in_a_pipe_neither_folds_nor_fills_up_lines(slurm_script):
+    lines = slurm_script.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    assert all(len(line) < 1000 for line in lines)
+    assert all(" & pids[" in step for step in steps(slurm_script))
+
+
+@needs_launcher
 def test_no_launcher_wraps_the_tasks_and_torchrun_is_in_the_trainers_script(slurm_script):
     assert not any(
         "torchrun" in step or "torch.distributed" in step for step in steps(slurm_script)
@@ -108,14 +116,20 @@ def test_the_clusters_own_arguments_reach_every_step_and_pyxis_only_with_a_conta
 
 @needs_launcher
 @pytest.mark.parametrize(
-    ("launcher", "cluster"), [("local", "local"), ("docker", "docker_one_node")]
+    ("launcher", "cluster", "words"),
+    [
+        ("local", "local", "job.sh"),
+        # The user of the job has no home in the image.
+        ("docker", "docker_one_node", "HOME: /data/cache"),
+    ],
 )
-def test_one_machine_runs_the_whole_job_as_one_task(tmp_path, launcher, cluster):
+def test_one_machine_runs_the_whole_job_as_one_task(tmp_path, launcher, cluster, words):
     file = str(CLUSTERS / f"{cluster}.yaml")
     done = launch(tmp_path, launcher, DEMO, "--cluster", file, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "trainer ranks 0-1" in done.stdout
     assert "wait -n" in done.stdout
+    assert words in done.stdout.partition("Entering Experiment")[2]
     assert not (tmp_path / "runs").exists()
 
 
@@ -161,8 +175,8 @@ def test_a_local_job_that_fails_fails_the_launcher(tmp_path):
     done = launch(tmp_path / "nemo", "local", DEMO, knob, "--cluster", str(cluster))
     assert done.returncode == 1
     assert "FAILED" in done.stderr
-    # The job itself ran, and said so in its log: the blank in its path was no obstacle.
-    assert list((tmp_path / "my runs/demo/logs").glob("job-*/policy-node0-*.log"))
+    # The job itself ran: the blank in its path was no obstacle.
+    assert list((tmp_path / "my runs/demo/logs").glob("job-*"))
 
 
 @needs_launcher

@@ -1,6 +1,7 @@
 """The scripts of a job: what they export, how they start and end, what Slurm is told."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -39,6 +40,13 @@ def test_every_script_is_valid_bash(gpus, scheduler):
     for text in bundle.scripts.values():
         done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_no_script_needs_a_command_of_the_environment_on_the_path():
+    for name, text in bundle_of().scripts.items():
+        used = re.findall(r"^(?:exec )?(\S+) -m (\S+)", text, re.MULTILINE)
+        assert {python for python, _ in used} <= {"/opt/venv/bin/python"}, name
+        assert not re.search(r"^\W*(exec )?(torchrun|corew|vllm|nemorun) ", text, re.MULTILINE)
 
 
 def test_the_table_of_variables_is_the_one_in_the_docs():
