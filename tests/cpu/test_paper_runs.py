@@ -112,7 +112,6 @@ def test_every_run_fits_its_gpus_by_the_plan_and_its_job_can_be_written(gpus, mo
         plan = judge(config, architecture_of(config), H100, workload(config), server_gpus=own)
         assert plan.faults == ()
         assert plan.gpus == gpus
-        assert plan.memory.total < 0.98 * H100.memory
 
 
 def test_the_released_codes_semantics_can_be_put_on_top():
