@@ -5,7 +5,6 @@ import os
 import nemo_run as run
 
 from launchers import experiment
-from launchers.cluster import check_here
 from launchers.options import Launch, run_command
 
 
@@ -41,10 +40,7 @@ def start(launch: Launch, dry_run: bool) -> str:
         # The token is for the eyes of its owner only.
         additional_kwargs={"user": f"{os.getuid()}:{os.getgid()}"},
     )
-    if not dry_run:
-        check_here(cluster, ("docker",))
-    task = run.Script(inline=launch.bundle.command("job.sh"))
-    return experiment.start(launch, [("job", task, executor)], dry_run=dry_run, detach=False)
+    return experiment.run_here(launch, executor, needs="docker", dry_run=dry_run)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from io import StringIO
 
 import nemo_run as run
 
+from launchers.cluster import check_here
 from launchers.options import Launch
 
 PIPE_COLUMNS = 2000
@@ -55,6 +56,30 @@ def start(launch: Launch, tasks: Sequence[Task], *, dry_run: bool, detach: bool)
     if job.state.name != "SUCCEEDED":
         raise RuntimeError(f"{title}: need SUCCEEDED, got {job.state.name}. Logs are in {logs}.")
     return f"{title}: {job.state.name}; logs are in {logs}"
+
+
+def run_here(launch: Launch, executor: run.Executor, *, needs: str, dry_run: bool) -> str:
+    """Show or run the whole job script as one task of this machine, and wait for it.
+
+    One task: NeMo-Run's schedulers leave the servers running when the trainer has ended well.
+
+    Args:
+        launch: what to run.
+        executor: how.
+        needs: the command that must be here.
+        dry_run: only print it.
+
+    Returns:
+        A summary of one or two lines.
+
+    Raises:
+        ValueError: this machine does not fit the cluster file.
+        RuntimeError: the job failed.
+    """
+    if not dry_run:
+        check_here(launch.cluster, (needs,))
+    task = run.Script(inline=launch.bundle.command("job.sh"))
+    return start(launch, [("job", task, executor)], dry_run=dry_run, detach=False)
 
 
 @contextmanager

@@ -160,17 +160,23 @@ def test_bad_parameters_end_with_a_code_that_is_not_0(tmp_path):
     assert "run.stepz" in wrong.stderr
 
 
-@needs_launcher
-def test_a_local_job_that_fails_fails_the_launcher(tmp_path):
+def cluster_without_python(folder: Path, scheduler: str) -> Path:
+    """A cluster file whose jobs fail at once."""
     facts = {
-        "scheduler": "none",
-        "workdir": str(tmp_path),
+        "scheduler": scheduler,
+        "workdir": str(folder),
         "python": "/bin/false",
-        "cache": str(tmp_path),
+        "cache": str(folder),
         "gpus_per_node": 0,
     }
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump(facts))
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump(facts))
+    return path
+
+
+@needs_launcher
+def test_a_local_job_that_fails_fails_the_launcher(tmp_path):
+    cluster = cluster_without_python(tmp_path, "none")
     knob = "run.root=my runs"
     done = launch(tmp_path / "nemo", "local", DEMO, knob, "--cluster", str(cluster))
     assert done.returncode == 1
@@ -184,15 +190,7 @@ def test_a_job_that_slurm_does_not_take_fails_the_launcher(tmp_path):
     for name, line in (("sbatch", "echo no such partition >&2; exit 1"), ("scontrol", "true")):
         (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
         (tmp_path / name).chmod(0o755)
-    facts = {
-        "scheduler": "slurm",
-        "workdir": str(tmp_path),
-        "python": "/bin/false",
-        "cache": str(tmp_path),
-        "gpus_per_node": 0,
-    }
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump(facts))
+    cluster = cluster_without_python(tmp_path, "slurm")
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = launch(tmp_path / "nemo", "slurm", DEMO, "--cluster", str(cluster), path=path)
     assert done.returncode != 0
