@@ -54,6 +54,10 @@ class Bundle:
         """The secret that the servers ask for."""
         return self.folder / "token"
 
+    def command(self, name: str) -> str:
+        """The shell command that becomes one of the scripts."""
+        return f"exec bash {shlex.quote(str(self.folder / name))}"
+
     def write(self) -> None:
         """Write the folder; a token that exists stays."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -129,6 +133,7 @@ def _prologue(cluster: Cluster, placement: Placement, logs: Path) -> str:
         "prologue.sh.j2",
         slurm=cluster.scheduler == "slurm",
         setup=cluster.setup,
+        secrets=cluster.secrets,
         logs=shlex.quote(str(logs)),
         loopback=LOOPBACK,
         nodes=placement.nodes,

@@ -5,7 +5,6 @@ import os
 import nemo_run as run
 
 from launchers import experiment
-from launchers.cluster import check_here
 from launchers.options import Launch, run_command
 
 
@@ -34,15 +33,14 @@ def start(launch: Launch, dry_run: bool) -> str:
         network="host",
         ulimits=["memlock:-1", "stack:67108864"],
         volumes=list(cluster.mounts),
+        # The user below has no home in the image; what is kept there may go into the cache.
+        env_vars={"HOME": cluster.cache},
         launcher=None,
         packager=run.Packager(),
         # The token is for the eyes of its owner only.
         additional_kwargs={"user": f"{os.getuid()}:{os.getgid()}"},
     )
-    if not dry_run:
-        check_here(cluster, ("docker",))
-    task = run.Script(inline=f"exec bash {launch.bundle.job}")
-    return experiment.start(launch, [("job", task, executor)], dry_run=dry_run, detach=False)
+    return experiment.run_here(launch, executor, needs="docker", dry_run=dry_run)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
 """One NeMo-Run experiment: shown, or written and run."""
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 
 import nemo_run as run
 
+from launchers.cluster import check_here
 from launchers.options import Launch
 
 PIPE_COLUMNS = 2000
+FILLING = re.compile(r"[ ─]{60,}")
 Task = tuple[str, run.Script, run.Executor]
 
 
@@ -29,10 +34,7 @@ def start(launch: Launch, tasks: Sequence[Task], *, dry_run: bool, detach: bool)
     """
     title = f"corew-{launch.bundle.config.run.name}"
     scripts, executors = [task for _, task, _ in tasks], [one for *_, one in tasks]
-    if dry_run and not sys.stdout.isatty():
-        # NeMo-Run shows scripts through rich, which would fold their lines in a pipe.
-        os.environ.setdefault("COLUMNS", str(PIPE_COLUMNS))
-    with run.Experiment(title, log_level="WARN") as experiment:
+    with _whole_lines(dry_run), run.Experiment(title, log_level="WARN") as experiment:
         if len(tasks) == 1:
             experiment.add(scripts[0], executor=executors[0], name=tasks[0][0])
         else:
@@ -54,3 +56,40 @@ def start(launch: Launch, tasks: Sequence[Task], *, dry_run: bool, detach: bool)
     if job.state.name != "SUCCEEDED":
         raise RuntimeError(f"{title}: need SUCCEEDED, got {job.state.name}. Logs are in {logs}.")
     return f"{title}: {job.state.name}; logs are in {logs}"
+
+
+def run_here(launch: Launch, executor: run.Executor, *, needs: str, dry_run: bool) -> str:
+    """Show or run the whole job script as one task of this machine, and wait for it.
+
+    One task: NeMo-Run's schedulers leave the servers running when the trainer has ended well.
+
+    Args:
+        launch: what to run.
+        executor: how.
+        needs: the command that must be here.
+        dry_run: only print it.
+
+    Returns:
+        A summary of one or two lines.
+
+    Raises:
+        ValueError: this machine does not fit the cluster file.
+        RuntimeError: the job failed.
+    """
+    if not dry_run:
+        check_here(launch.cluster, (needs,))
+    task = run.Script(inline=launch.bundle.command("job.sh"))
+    return start(launch, [("job", task, executor)], dry_run=dry_run, detach=False)
+
+
+@contextmanager
+def _whole_lines(dry_run: bool) -> Iterator[None]:
+    """In a pipe, scripts as they are: NeMo-Run folds long lines and fills up short ones."""
+    if not dry_run or sys.stdout.isatty():
+        yield
+        return
+    os.environ["COLUMNS"] = str(PIPE_COLUMNS)
+    with redirect_stdout(StringIO()) as shown:
+        yield
+    for line in shown.getvalue().splitlines():
+        sys.stdout.write(f"{FILLING.sub('  ', line).rstrip()}\n")

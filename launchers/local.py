@@ -3,7 +3,6 @@
 import nemo_run as run
 
 from launchers import experiment
-from launchers.cluster import check_here
 from launchers.options import Launch, run_command
 
 
@@ -16,12 +15,8 @@ def start(launch: Launch, dry_run: bool) -> str:
     """
     if launch.cluster.scheduler != "none":
         raise ValueError("scheduler: need none, got slurm. Use python -m launchers.slurm.")
-    # One task: the local scheduler leaves the servers running when the trainer has ended well.
-    task = run.Script(inline=f"exec bash {launch.bundle.job}")
     executor = run.LocalExecutor(launcher=None, packager=run.Packager())
-    if not dry_run:
-        check_here(launch.cluster, ("bash",))
-    return experiment.start(launch, [("job", task, executor)], dry_run=dry_run, detach=False)
+    return experiment.run_here(launch, executor, needs="bash", dry_run=dry_run)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Writes a plain sbatch script: neither NeMo-Run nor Pyxis, any Slurm."""
 
+import shlex
+
 from launchers.cluster import check_here
 from launchers.options import Launch, run_command
 
@@ -12,7 +14,7 @@ def start(launch: Launch, dry_run: bool) -> str:
     """
     if launch.cluster.scheduler != "slurm":
         raise ValueError("scheduler: need slurm, got none. Use python -m launchers.local.")
-    command = f"sbatch {launch.bundle.job}"
+    command = shlex.join(["sbatch", str(launch.bundle.job)])
     if dry_run:
         return f"dry run: would write {launch.bundle.folder}; submit with: {command}"
     check_here(launch.cluster, ("sbatch",))

@@ -29,7 +29,7 @@ def start(launch: Launch, dry_run: bool) -> str:
     tasks = [
         (
             name,
-            run.Script(inline=f"exec bash {launch.bundle.folder / name}.sh"),
+            run.Script(inline=launch.bundle.command(f"{name}.sh")),
             _executor(launch, slurm_flags.step_arguments(launch.cluster, first, nodes)),
         )
         for name, first, nodes in ranges

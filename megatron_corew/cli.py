@@ -95,9 +95,12 @@ def _train(config: Config, folder: RunFolder, done: int) -> None:
     )
     console.print("the first step follows when the vLLM server has started")
     code = launch.start_processes(config, folder)
+    saved = folder.latest_step()
+    start = "starts again" if saved is None else f"resumes after step {saved}"
+    if code in launch.SIGNALLED:
+        typer.secho(f"{launch.SIGNALLED[code]}: the same command {start}.", fg="red", err=True)
+        raise typer.Exit(code)
     if code != 0:
-        saved = folder.latest_step()
-        start = "starts again" if saved is None else f"resumes after step {saved}"
         raise RuntimeError(
             f"the trainer ended with code {code}; logs are in {folder.logs}. The same command "
             f"{start}."
@@ -267,18 +270,19 @@ def monitor(
             config = load_config(folder.config_file, overrides)
             seen = look_back(read_metrics(folder.path), config.monitor, margin=margin)
             all_seen.append((config.method, seen))
-            _say_what_was_seen(folder.path.name, seen)
+            _say_what_was_seen(folder.path.name, seen, config.monitor.window)
         if len(all_seen) > 1:
             console.print("\n".join(["", *as_lines(hindsight_rows(all_seen))]))
 
 
-def _say_what_was_seen(name: str, seen: "Hindsight") -> None:
+def _say_what_was_seen(name: str, seen: "Hindsight", window: int) -> None:
     lead = "" if seen.lead is None else f", lead {seen.lead} steps"
     fell = "" if seen.fell_at is None else f", fell at step {seen.fell_at}"
-    console.print(
-        f"{name}: {seen.outcome}{lead}; accuracy {seen.start:.3f} -> {seen.end:.3f}, "
-        f"best {seen.best:.3f}{fell}"
-    )
+    accuracy = f"accuracy {seen.start:.3f} -> {seen.end:.3f}, best {seen.best:.3f}{fell}"
+    if seen.outcome == "unknown":
+        few = f"fewer than {window} steps (monitor.window) have true answers"
+        accuracy = f"no accuracy: {few}"
+    console.print(f"{name}: {seen.outcome}{lead}; {accuracy}")
     for alarm in seen.alarms:
         console.print(f"  step {alarm.step:>5}  {alarm.signal}: {alarm.sentence}")
 

@@ -17,6 +17,9 @@ _FROM_SLURM = {
     "SLURM_LOCALID": "LOCAL_RANK",
 }
 
+SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "ended by SIGTERM"}
+"""Exit codes of the trainer's processes after a signal to all of them."""
+
 
 def join_slurm() -> None:
     """Take rank and world size from srun, where torchrun has not set them.
@@ -47,7 +50,7 @@ def torchrun_command(config: Config, folder: RunFolder) -> list[str]:
     # Rank 0 keeps the terminal for the progress display; the others write to files.
     quiet = ",".join(f"{rank}:3" for rank in range(1, processes)) or "0"
     return [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(sys.executable, "-m", "megatron_corew.torchrun", "--standalone"),
         *("--nproc-per-node", str(processes)),
         *("--log-dir", str(folder.logs / "trainer"), "--redirects", quiet),
         *("-m", "megatron_corew.run", str(folder.config_file)),
@@ -55,7 +58,7 @@ def torchrun_command(config: Config, folder: RunFolder) -> list[str]:
 
 
 def start_processes(config: Config, folder: RunFolder) -> int:
-    """Run the trainer's processes to their end and return the exit code.
+    """Run the trainer's processes to their end and return the exit code; 128 + n after signal n.
 
     An interrupt or SIGTERM is passed on and waited for, so that the processes end in their own
     order; they end by themselves when this process is killed.
@@ -67,12 +70,13 @@ def start_processes(config: Config, folder: RunFolder) -> int:
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": str(config.parallel.threads),
         "TOKENIZERS_PARALLELISM": "false",
-        # torchrun warns of every signal that it passes on.
-        "LOGLEVEL": os.environ.get("LOGLEVEL", "ERROR"),
     }
     guard = [sys.executable, "-IS", child_of.__file__, str(os.getpid())]
+    # torchrun lets an interrupt through when it can end well; Python would die of it before.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     process = subprocess.Popen(guard + torchrun_command(config, folder), env=environment)
     # The terminal sends an interrupt to the whole process group, torchrun included.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     return process.wait()

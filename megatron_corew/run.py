@@ -1,6 +1,7 @@
 """One trainer process: builds the parts of a run, hands them to the loop, tears them down."""
 
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -223,14 +224,32 @@ class EvaluationSampler:
         return self.sampler.sample(prompts, samples=samples, seed=seed, sampling=self.sampling)
 
 
+class Interrupt:
+    """Raises KeyboardInterrupt as Python itself does, and remembers it.
+
+    What goes wrong afterwards, such as a lost connection to a rank that has ended, is no news.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, *_: object) -> None:
+        self.came = True
+        # Raised inside a callback of the interpreter it is shown, and lost.
+        sys.unraisablehook = lambda *_: None
+        raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the trainer process that torchrun or srun started; the argument is the config file."""
+    interrupt = Interrupt()
     config = load_config(Path(sys.argv[1]))
     try:
         run(config)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (ValueError, RuntimeError) as error:
+    except (KeyboardInterrupt, ValueError, RuntimeError) as error:
+        if interrupt.came:
+            sys.exit(128 + signal.SIGINT)
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         console.print(f"error: {error}", style="red")
         sys.exit(1)

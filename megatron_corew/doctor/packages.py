@@ -105,7 +105,7 @@ def check_transformer_engine(facts: Facts) -> Finding:
     core, extension = (
         facts.versions.get(name) for name in ("transformer-engine", "transformer-engine-torch")
     )
-    build = "pip install --no-build-isolation transformer-engine[core_cu13,pytorch]==2.20.2"
+    build = "pip install --no-build-isolation 'transformer-engine[core_cu13,pytorch]==2.20.2'"
     if core and not extension:
         return bad("Transformer Engine", f"{core} without its torch extension", build)
     if core is None:

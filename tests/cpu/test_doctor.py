@@ -176,6 +176,16 @@ def test_a_run_that_fits_is_ok():
             "servers.policy",
             "corew serve",
         ),
+        (
+            run_fit.check_model,
+            {
+                "model": {"path": "lab", "dtype": "bfloat16"},
+                "precision": {"fp8": "tensorwise"},
+                "parallel": {"micro_batch_rollouts": 16},
+            },
+            "precision.fp8: need Transformer Engine",
+            "",
+        ),
         (run_fit.check_extras, {"observe": {"wandb_project": "x"}}, "wandb", "extra wandb"),
     ],
 )

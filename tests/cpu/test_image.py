@@ -35,6 +35,15 @@ def test_the_docs_name_the_versions_that_are_installed():
     assert f"ARG TRANSFORMER_ENGINE={documented['transformer_engine']}\n" in DOCKERFILE
 
 
+def test_the_docs_name_every_version_that_the_dockerfile_pins_itself():
+    table = (ROOT / "docs/docker.md").read_text()
+    pins = re.findall(r"(\w+)==(\d[\d.]*)", DOCKERFILE)
+    assert {name for name, _ in pins} == {"setuptools", "wheel", "pybind11"}
+    assert all(f"{name} {version}" in table for name, version in pins)
+    for base in re.findall(r"^ARG \w+_BASE=(\S+)$", DOCKERFILE, re.M):
+        assert f"| {base} |" in table
+
+
 def test_the_builder_gets_every_file_that_the_dockerfile_copies():
     allowed = {
         line.removeprefix("!")

@@ -26,6 +26,7 @@ RULES: dict[str, tuple[set[str] | None, set[str]]] = {
     "runs": ({"config", "config_file"}, set()),
     "seeds": (set(), set()),
     "ranks": (set(), {"torch"}),
+    "torchrun": (set(), {"torch"}),
     # Maths and answers know nothing of a run.
     "algo": ({"types"}, {"torch"}),
     "answers": ({"types"}, {"math_verify"}),

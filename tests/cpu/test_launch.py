@@ -1,10 +1,21 @@
 """How trainer processes come into being: torchrun's command, srun's variables, one per folder."""
 
-import pytest
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
-from megatron_corew import launch
+import pytest
+from typer.testing import CliRunner
+
+from megatron_corew import cli, launch
 from megatron_corew.config import Config
+from megatron_corew.config_file import save_config
 from megatron_corew.runs import RunFolder
+
+ROOT = Path(__file__).parents[2]
 
 
 def config_for(tmp_path, **parallel) -> Config:
@@ -62,6 +73,77 @@ def test_torchrun_starts_one_process_per_part_of_the_layout(tmp_path):
     # Rank 0 keeps the terminal, the other seven write to files.
     redirects = command[command.index("--redirects") + 1].split(",")
     assert redirects == [f"{rank}:3" for rank in range(1, 8)]
+
+
+SLEEPER = """
+import os, pathlib, time
+from megatron_corew import run
+
+def sleep(config):
+    pathlib.Path(config.run.root, os.environ["RANK"]).write_text(str(os.getpid()))
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        raise RuntimeError("connection closed by a rank that ended first") from None
+
+run.run = sleep
+run.main()
+"""
+STARTER = """
+import sys
+from pathlib import Path
+from megatron_corew import launch
+from megatron_corew.config_file import load_config
+from megatron_corew.runs import RunFolder
+
+folder, sleeper = Path(sys.argv[1]), sys.argv[2]
+config = load_config(folder / "config.yaml")
+command = launch.torchrun_command(config, RunFolder(folder))
+launch.torchrun_command = lambda *_: [*command[:-3], sleeper, command[-1]]
+sys.exit(launch.start_processes(config, RunFolder(folder)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "early"),
+    [(signal.SIGINT, 130, True), (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False)],
+)
+def test_a_signal_ends_all_processes_with_its_code_and_without_a_traceback(
+    tmp_path, sent, code, early
+):
+    config = config_for(tmp_path, tensor=2)
+    save_config(config, tmp_path / "config.yaml")
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    command = [sys.executable, "-c", STARTER, str(tmp_path), str(tmp_path / "sleeper.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    pids = [tmp_path / "0", tmp_path / "1"]
+    # The folder of logs is made just before torchrun starts.
+    wanted = [tmp_path / "logs" / "trainer"] if early else pids
+    deadline = time.monotonic() + 120
+    while not all(path.exists() for path in wanted):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    # A terminal interrupts its whole process group; others tell the command alone.
+    (os.killpg if sent == signal.SIGINT else os.kill)(process.pid, sent)
+    _, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (code, "")
+    for path in filter(Path.exists, pids):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+
+
+def test_an_interrupted_command_says_so_in_one_line_and_how_to_go_on(tmp_path, monkeypatch):
+    config = config_for(tmp_path)
+    save_config(config, tmp_path / "run.yaml")
+    monkeypatch.setattr(cli.launch, "start_processes", lambda *_: 130)
+    monkeypatch.setattr(cli.preflight, "check", lambda _: [])
+    done = CliRunner().invoke(cli.app, ["train", str(tmp_path / "run.yaml")])
+    assert done.exit_code == 130
+    assert done.stderr == "interrupted: the same command starts again.\n"
 
 
 def test_two_processes_never_train_in_one_folder(tmp_path):

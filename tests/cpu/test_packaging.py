@@ -52,6 +52,9 @@ def test_ci_runs_the_checks_of_the_project_and_lints_the_image():
     commands = [step.get("run", "") for step in steps]
     assert {".ci/run", ".ci/release", "make launcher"} <= set(commands)
     assert any("hadolint" in step.get("uses", "") for step in steps)
+    assert any(command.startswith("docker compose") for command in commands)
+    # YAML 1.1 reads the key `on` as true.
+    assert {"push", "pull_request", "schedule"} <= set(workflow[True])
 
 
 @pytest.mark.parametrize("script", [".ci/run", ".ci/release", "docker/smoke", "docker/healthcheck"])

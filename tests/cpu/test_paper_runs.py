@@ -4,6 +4,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launchers.bundle import make_bundle
 from launchers.cluster import Cluster, load_cluster
@@ -11,17 +12,22 @@ from launchers.placement import Wish, place
 from megatron_corew.config import Config
 from megatron_corew.config_file import load_config
 from megatron_corew.methods import METHODS
+from megatron_corew.plan.gpus import gpu_named
+from megatron_corew.plan.known_models import architecture_of
+from megatron_corew.plan.planner import judge
+from megatron_corew.plan.workload import workload
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = CONFIGS / "runs" / "paper"
-# Query heads, key/value groups and layers, as the models' config.json has them.
-SHAPES = {
-    "qwen2.5-3b": (16, 2, 36),
-    "qwen2.5-7b": (28, 4, 28),
-    "qwen3-1.7b-base": (16, 8, 28),
-    "qwen3-4b-base": (32, 8, 36),
-    "qwen3-8b-base": (32, 8, 36),
-    "llama-3.2-3b-instruct": (24, 8, 28),
+H100 = gpu_named("h100-80gb")
+# Tensor-parallel size of each model's layouts.
+MODELS = {
+    "qwen2.5-3b": 2,
+    "qwen2.5-7b": 4,
+    "qwen3-1.7b-base": 2,
+    "qwen3-4b-base": 2,
+    "qwen3-8b-base": 4,
+    "llama-3.2-3b-instruct": 2,
 }
 # floor(questions / 128) batches, three epochs.
 STEPS = {"math": 7500 // 128 * 3, "dapo": 14109 // 128 * 3, "open-rs": 6999 // 128 * 3}
@@ -40,10 +46,6 @@ def cell(data: str, model: str, method: str, *more: str) -> Config:
     )
 
 
-def tensor_of(model: str) -> int:
-    return 4 if model in ("qwen2.5-7b", "qwen3-8b-base") else 2
-
-
 def cluster_of(gpus: int) -> Cluster:
     cluster = load_cluster(CONFIGS / "clusters" / "slurm_pyxis_h100.yaml")
     return cluster.model_copy(update={"gpus_per_node": min(gpus, 8)})
@@ -51,15 +53,25 @@ def cluster_of(gpus: int) -> Cluster:
 
 def test_there_is_a_file_for_every_part_of_the_grid():
     assert {path.stem for path in (CONFIGS / "methods").glob("*.yaml")} == METHODS.keys()
-    assert {path.stem for path in (CONFIGS / "models").glob("*.yaml")} == SHAPES.keys()
+    assert {path.stem for path in (CONFIGS / "models").glob("*.yaml")} == MODELS.keys()
     cells = {path.stem for path in PAPER.glob("*_*.yaml")}
-    assert cells == {f"{data}_{model}" for data, model in product(STEPS, SHAPES)}
+    assert cells == {f"{data}_{model}" for data, model in product(STEPS, MODELS)}
+
+
+def test_every_layout_sets_the_same_knobs_so_that_one_put_on_another_replaces_all_of_it():
+    files = sorted((CONFIGS / "layouts").glob("*.yaml"))
+    knobs = {
+        path.stem: {(name, key) for name, section in values.items() for key in section}
+        for path, values in ((path, yaml.safe_load(path.read_text())) for path in files)
+    }
+    assert len(knobs) == len(LAYOUTS) * len(set(MODELS.values()))
+    assert len(set(map(frozenset, knobs.values()))) == 1, knobs
 
 
 @pytest.mark.parametrize("data", STEPS)
 def test_every_cell_has_the_papers_values_and_a_name_of_its_own(data):
     names = set()
-    for model, method in product(SHAPES, METHODS):
+    for model, method in product(MODELS, METHODS):
         config = cell(data, model, method)
         names.add(config.run.name)
         assert config.method == method
@@ -75,30 +87,31 @@ def test_every_cell_has_the_papers_values_and_a_name_of_its_own(data):
         assert config.run.seed == (1234 if trains_teacher else 1)
         assert config.kl_coef == (0.001 if trains_teacher else 0.005)
         assert config.parallel.processes == 4
-    assert len(names) == len(SHAPES) * len(METHODS)
+    assert len(names) == len(MODELS) * len(METHODS)
 
 
 @pytest.mark.parametrize("gpus", LAYOUTS)
-@pytest.mark.parametrize("model", SHAPES)
-def test_every_model_fits_every_layout_and_its_job_can_be_written(gpus, model):
-    heads, groups, _ = SHAPES[model]
-    layout = str(CONFIGS / "layouts" / f"gpus_{gpus}_tp{tensor_of(model)}.yaml")
+@pytest.mark.parametrize("model", MODELS)
+def test_every_run_fits_its_gpus_by_the_plan_and_its_job_can_be_written(gpus, model):
+    layout = str(CONFIGS / "layouts" / f"gpus_{gpus}_tp{MODELS[model]}.yaml")
+    cluster = cluster_of(gpus)
     for data, method in product(STEPS, METHODS):
         config = cell(data, model, method, layout)
-        assert heads % config.parallel.tensor == groups % config.parallel.tensor == 0
         rollouts = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
         assert rollouts % (config.parallel.data * config.parallel.micro_batch_rollouts) == 0
-        cluster = cluster_of(gpus)
         placement = place(config, cluster, LAYOUTS[gpus](config.preset.needs_teacher))
         assert placement.nodes * cluster.gpus_per_node == gpus
         assert placement.shares_gpus == (gpus == 4)
-        assert (config.servers.gpu_memory_share < 0.5) == placement.shares_gpus
         roles = [pool.role for pool in placement.pools]
         teacher = config.preset.needs_teacher and gpus > 4
         assert roles == (["policy", "teacher"] if teacher else ["policy"])
         assert (
             "torch.distributed.run" in make_bundle(config, cluster, placement).scripts["trainer.sh"]
         )
+        own = None if placement.shares_gpus else gpus - config.parallel.processes
+        plan = judge(config, architecture_of(config), H100, workload(config), server_gpus=own)
+        assert plan.faults == ()
+        assert plan.gpus == gpus
 
 
 def test_the_released_codes_semantics_can_be_put_on_top():

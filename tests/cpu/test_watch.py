@@ -112,6 +112,18 @@ def test_monitor_replays_a_run_under_other_thresholds(tmp_path):
     ]
 
 
+def test_monitor_says_plainly_that_a_run_is_too_short_for_an_accuracy(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "method: majority_vote\nrun: {name: mine, steps: 2}\nmodel: {path: lab}\n"
+        "data: {train: lab}\n"
+    )
+    record(tmp_path, [1, 2], **{"reward/accuracy": 0.5})
+    done = corew("monitor", tmp_path, "monitor.window=3")
+    assert done.exit_code == 0
+    assert "unknown; no accuracy: fewer than 3 steps (monitor.window) have true" in done.output
+    assert "nan" not in done.output
+
+
 @pytest.mark.parametrize("command", ["report", "monitor", "watch"])
 def test_a_folder_that_is_not_there_is_one_line(command, tmp_path):
     done = corew(command, tmp_path / "nowhere")

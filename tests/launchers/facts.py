@@ -11,12 +11,13 @@ def run_of(
     method: str = "co_rewarding_iii",
     parallel: dict[str, Any] | None = None,
     servers: dict[str, Any] | None = None,
+    root: str = "runs",
 ) -> Config:
     """The lab's run with another layout."""
     return Config.model_validate(
         {
             "method": method,
-            "run": {"name": "test", "steps": 2},
+            "run": {"name": "test", "root": root, "steps": 2},
             "model": {"path": "lab"},
             "data": {"train": "lab"},
             "parallel": parallel or {},

@@ -60,6 +60,14 @@ def test_trainer_and_servers_are_steps_of_one_allocation(slurm_script):
 
 
 @needs_launcher
+def test_a_dry_run_in_a_pipe_neither_folds_nor_fills_up_lines(slurm_script):
+    lines = slurm_script.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    assert all(len(line) < 1000 for line in lines)
+    assert all(" & pids[" in step for step in steps(slurm_script))
+
+
+@needs_launcher
 def test_no_launcher_wraps_the_tasks_and_torchrun_is_in_the_trainers_script(slurm_script):
     assert not any(
         "torchrun" in step or "torch.distributed" in step for step in steps(slurm_script)
@@ -108,14 +116,20 @@ def test_the_clusters_own_arguments_reach_every_step_and_pyxis_only_with_a_conta
 
 @needs_launcher
 @pytest.mark.parametrize(
-    ("launcher", "cluster"), [("local", "local"), ("docker", "docker_one_node")]
+    ("launcher", "cluster", "words"),
+    [
+        ("local", "local", "job.sh"),
+        # The user of the job has no home in the image.
+        ("docker", "docker_one_node", "HOME: /data/cache"),
+    ],
 )
-def test_one_machine_runs_the_whole_job_as_one_task(tmp_path, launcher, cluster):
+def test_one_machine_runs_the_whole_job_as_one_task(tmp_path, launcher, cluster, words):
     file = str(CLUSTERS / f"{cluster}.yaml")
     done = launch(tmp_path, launcher, DEMO, "--cluster", file, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "trainer ranks 0-1" in done.stdout
     assert "wait -n" in done.stdout
+    assert words in done.stdout.partition("Entering Experiment")[2]
     assert not (tmp_path / "runs").exists()
 
 
@@ -146,20 +160,29 @@ def test_bad_parameters_end_with_a_code_that_is_not_0(tmp_path):
     assert "run.stepz" in wrong.stderr
 
 
-@needs_launcher
-def test_a_local_job_that_fails_fails_the_launcher(tmp_path):
+def cluster_without_python(folder: Path, scheduler: str) -> Path:
+    """A cluster file whose jobs fail at once."""
     facts = {
-        "scheduler": "none",
-        "workdir": str(tmp_path),
+        "scheduler": scheduler,
+        "workdir": str(folder),
         "python": "/bin/false",
-        "cache": str(tmp_path),
+        "cache": str(folder),
         "gpus_per_node": 0,
     }
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump(facts))
-    done = launch(tmp_path / "nemo", "local", DEMO, "--cluster", str(cluster))
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump(facts))
+    return path
+
+
+@needs_launcher
+def test_a_local_job_that_fails_fails_the_launcher(tmp_path):
+    cluster = cluster_without_python(tmp_path, "none")
+    knob = "run.root=my runs"
+    done = launch(tmp_path / "nemo", "local", DEMO, knob, "--cluster", str(cluster))
     assert done.returncode == 1
     assert "FAILED" in done.stderr
+    # The job itself ran: the blank in its path was no obstacle.
+    assert list((tmp_path / "my runs/demo/logs").glob("job-*"))
 
 
 @needs_launcher
@@ -167,15 +190,7 @@ def test_a_job_that_slurm_does_not_take_fails_the_launcher(tmp_path):
     for name, line in (("sbatch", "echo no such partition >&2; exit 1"), ("scontrol", "true")):
         (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
         (tmp_path / name).chmod(0o755)
-    facts = {
-        "scheduler": "slurm",
-        "workdir": str(tmp_path),
-        "python": "/bin/false",
-        "cache": str(tmp_path),
-        "gpus_per_node": 0,
-    }
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump(facts))
+    cluster = cluster_without_python(tmp_path, "slurm")
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = launch(tmp_path / "nemo", "slurm", DEMO, "--cluster", str(cluster), path=path)
     assert done.returncode != 0

@@ -1,6 +1,7 @@
 """The scripts of a job: what they export, how they start and end, what Slurm is told."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -39,6 +40,13 @@ def test_every_script_is_valid_bash(gpus, scheduler):
     for text in bundle.scripts.values():
         done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_no_script_needs_a_command_of_the_environment_on_the_path():
+    for name, text in bundle_of().scripts.items():
+        used = re.findall(r"^(?:exec )?(\S+) -m (\S+)", text, re.MULTILINE)
+        assert {python for python, _ in used} <= {"/opt/venv/bin/python"}, name
+        assert not re.search(r"^\W*(exec )?(torchrun|corew|vllm|nemorun) ", text, re.MULTILINE)
 
 
 def test_the_table_of_variables_is_the_one_in_the_docs():
@@ -172,7 +180,7 @@ def run_script(tmp_path: Path, name: str, *, policy: str | None = None, **stand_
     cluster = cluster_of(
         scheduler="none", gpus_per_node=0, workdir=str(tmp_path), python=str(python)
     )
-    bundle = bundle_of(cluster, Wish(), parallel={"tensor": 2})
+    bundle = bundle_of(cluster, Wish(), parallel={"tensor": 2}, root="my runs")
     bundle.write()
     if policy is not None:
         (bundle.folder / "policy.sh").write_text(policy)
@@ -201,7 +209,27 @@ def test_a_server_that_ends_well_before_the_trainer_fails_the_job(tmp_path):
     # NeMo-Run's monitor takes the code of the first task that ends, so the task itself says 1.
     assert run_script(tmp_path, "policy.sh", SERVER_S=0, TRAINER_S=600).returncode == 1
     # A step whose nodes vanish may end with 0 too.
-    assert run_script(tmp_path, "job.sh", policy="exit 0", TRAINER_S=600).returncode == 1
+    done = run_script(tmp_path, "job.sh", policy="echo last words; exit 0", TRAINER_S=600)
+    assert done.returncode == 1
+    assert "last words" in done.stderr
+
+
+def test_a_job_asks_for_its_secrets_by_name_and_never_shows_them(tmp_path):
+    cluster = cluster_of(workdir=str(tmp_path), scheduler="none", secrets=["COREW_TEST_SECRET"])
+    bundle = bundle_of(cluster, Wish(), parallel={"tensor": 4})
+    bundle.write()
+
+    def start(**secret: str) -> subprocess.CompletedProcess[str]:
+        # NeMo-Run's batch scripts print and trace what they do.
+        command = ["bash", "-vx", str(bundle.prologue)]
+        return subprocess.run(command, env=os.environ | secret, capture_output=True, text=True)
+
+    assert start().returncode == 1
+    assert "secrets: need COREW_TEST_SECRET" in start().stderr
+    good = start(COREW_TEST_SECRET="the-value")
+    assert good.returncode == 0, good.stderr
+    assert "the-value" not in good.stdout + good.stderr
+    assert not any("the-value" in path.read_text() for path in bundle.folder.iterdir())
 
 
 @pytest.mark.parametrize(("sent", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])

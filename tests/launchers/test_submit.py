@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,15 +20,15 @@ from megatron_corew.observe.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 STUBS = Path(__file__).parent / "stubs"
+SBATCH = (sys.executable, "-m", "launchers.sbatch")
 LAUNCHER_PYTHON = ROOT / ".venv-launcher" / "bin" / "python"
-RUN = [
+SMALL = [
     str(ROOT / "configs" / "runs" / "demo.yaml"),
-    "run.steps=2",
     "servers.start_timeout_s=540",
     "rollout.prompts_per_step=4",
     "evaluate.questions=8",
-    *("--nodes", "2", "--policy-nodes", "1"),
 ]
+RUN = [*SMALL, "run.steps=2", "--nodes", "2", "--policy-nodes", "1"]
 
 
 def first_of_free_ports(count: int) -> int:
@@ -79,20 +79,25 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def call(folder: Path, *command: str) -> str:
+def call(folder: Path, *command: str, **variables: str) -> str:
+    variables = environment(folder) | variables
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=120
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 840
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.2)
+
+
 def job_code(folder: Path) -> int:
     """Wait for the job and return its exit code."""
-    deadline = time.monotonic() + 600
-    while not (folder / "job.rc").exists():
-        assert time.monotonic() < deadline, "the job did not end"
-        time.sleep(0.2)
+    wait_until(lambda: (folder / "job.rc").exists())
     return int((folder / "job.rc").read_text())
 
 
@@ -116,9 +121,7 @@ def check_trained(folder: Path) -> None:
 @pytest.mark.parametrize("cluster", ["slurm_plain", "slurm_pyxis_h100"])
 def test_a_dry_run_prints_the_scripts_and_the_picture_and_writes_nothing(tmp_path, cluster):
     file = str(ROOT / "configs" / "clusters" / f"{cluster}.yaml")
-    output = call(
-        tmp_path, sys.executable, "-m", "launchers.sbatch", *RUN, "--cluster", file, "--dry-run"
-    )
+    output = call(tmp_path, *SBATCH, *RUN, "--cluster", file, "--dry-run")
     assert "#SBATCH --nodes=3" in output
     assert "\nnode 2  +- policy server :29401 on GPU 0\n" in output
     assert "submit with: sbatch" in output
@@ -129,8 +132,7 @@ def test_a_dry_run_prints_the_scripts_and_the_picture_and_writes_nothing(tmp_pat
 @pytest.mark.vllm
 def test_the_plain_script_trains_through_sbatch_and_srun(job_folder):
     cluster = cluster_file(job_folder)
-    command = [sys.executable, "-m", "launchers.sbatch", *RUN, "--cluster", str(cluster)]
-    call(job_folder, *command, "--teacher-nodes", "1")
+    call(job_folder, *SBATCH, *RUN, "--cluster", str(cluster), "--teacher-nodes", "1")
     call(job_folder, "sbatch", str(job_folder / "runs/demo/launch/job.sh"))
     check_trained(job_folder)
     calls = (job_folder / "calls.log").read_text()
@@ -155,3 +157,26 @@ def test_nemo_run_submits_a_job_that_trains(job_folder):
     calls = (job_folder / "calls.log").read_text()
     assert "sbatch --requeue --parsable" in calls
     assert "--relative=2" in calls
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_a_job_at_its_time_limit_goes_back_to_the_queue_and_on_from_its_checkpoint(job_folder):
+    cluster, knobs = cluster_file(job_folder), ["run.steps=4", "checkpoint.every=1"]
+    call(job_folder, *SBATCH, *SMALL, *knobs, "--cluster", str(cluster))
+    script = str(job_folder / "runs/demo/launch/job.sh")
+    call(job_folder, "sbatch", script)
+    run = job_folder / "runs/demo"
+    wait_until(lambda: (run / "checkpoints/latest").exists() or (job_folder / "job.rc").exists())
+    # As Slurm does for --signal=B:USR1: the batch shell alone is told.
+    os.kill(int((job_folder / "batch.pid").read_text()), signal.SIGUSR1)
+    assert job_code(job_folder) == 143
+    assert "scontrol requeue 4242" in (job_folder / "calls.log").read_text()
+    saved = int((run / "checkpoints/latest").read_text())
+    (job_folder / "job.rc").unlink()
+    call(job_folder, "sbatch", script, SLURM_RESTART_COUNT="1")
+    assert job_code(job_folder) == 0, (job_folder / "job.log").read_text()
+    records = read_metrics(run)
+    assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
+    assert [record["attempt"] for record in records[1:]] == [1] * saved + [2] * (4 - saved)
+    assert {path.name for path in (run / "logs").glob("job-4242-*")} == {"job-4242-0", "job-4242-1"}
