@@ -26,6 +26,7 @@ from megatron_corew.mcore.main_parameters import (
     main_parameters,
     whole_parameters,
 )
+from megatron_corew.mcore.offload import HostAdam
 from megatron_corew.mcore.policy import Policy
 from megatron_corew.mcore.teacher import Teacher
 from megatron_corew.ranks import on_driver
@@ -281,7 +282,8 @@ def _start_adam(policy: Policy, step: int) -> None:
         moments = adam.state[main.main]
         for name in ("exp_avg", "exp_avg_sq"):
             moments.setdefault(name, torch.zeros_like(main.main.detach()))
-        if isinstance(adam, torch.optim.Adam):
+        inner = adam.inner if isinstance(adam, HostAdam) else adam
+        if isinstance(inner, torch.optim.Adam):
             # One tensor each: Adam counts every one of them up.
             moments["step"] = torch.tensor(float(step))
         else:

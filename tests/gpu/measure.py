@@ -82,7 +82,7 @@ def step_and_teacher(tiny: bool) -> dict[str, dict[str, Any]]:
     batch = made_up_batch(rows, response, model["vocab_size"])
     with parallel_world(config.parallel, seed=0) as layout:
         policy = Policy(config, MadeUpSource(model, scale=0.02), layout)
-        teacher = Teacher(policy.optimizer, policy.ddp, residual=torch.float32)
+        teacher = Teacher(policy.optimizer, policy.ddp, residual=torch.float32, offload=False)
         count = sum(shard.value.numel() for shard in teacher.shards)
         took = seconds(lambda: policy.step(batch, learning_rate=1e-6), 3)
         loss = policy.step(batch, learning_rate=1e-6)["policy/loss"]
