@@ -65,6 +65,8 @@ class Run:
         for step in range(first, first + STEPS):
             metrics = self.policy.step(train_batch(rollouts, seed=step), learning_rate=1e-3)
             self.found += [torch.tensor(value).double() for value in metrics.values()]
+            # Before the teacher is installed: restoring the policy would repair its weights.
+            self.found += [weight.detach().clone() for weight in self.policy.ddp.parameters()]
             self.teacher.update(0.1 / step)
             with self.teacher.installed():
                 self.found.append(self.policy.score(rollouts).logprobs_RT)
