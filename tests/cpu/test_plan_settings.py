@@ -79,6 +79,23 @@ def test_offloading_only_one_leaves_the_other():
     assert (other.optimizer, other.teacher) == (here.optimizer, here.teacher - 2 * 8_190_735_360)
 
 
+def test_selective_recompute_does_experts_and_their_messages_again_by_hand():
+    layout = {"tensor": 2, "sequence": True, "data": 4, "expert": 8, "distributed_optimizer": True}
+    spent = {}
+    for recompute in ("none", "selective"):
+        config = config_for("Qwen3-30B-A3B", **layout, recompute=recompute)
+        architecture, work = architecture_of(config), workload(config)
+        spent[recompute] = phases(config, architecture, H100, servers_of(8, 2), work)["training"]
+    # 48 layers, 8 experts of three matrices of 2,048 x 768 for each token.
+    tokens = work.rollouts * work.sequence_tokens
+    flops = 2 * 48 * 8 * 3 * 2048 * 768 * tokens / 8
+    # bfloat16 hidden states of a replica; half of the sums over 2 ranks; there and back to 8 ranks.
+    whole = 48 * 2048 * 2 * tokens / 4
+    sums, exchanged = 0.5 * 2 * whole * 2 / 2, 2 * whole * 8 * 7 / 8 / 2
+    expected = flops / (989e12 * 0.35) + (sums + exchanged) / (450e9 * 0.7)
+    assert spent["selective"] - spent["none"] == pytest.approx(expected)
+
+
 def test_the_search_keeps_interleaving_where_there_is_a_pipeline():
     config = qwen3_8b(pipeline=2, virtual_pipeline=2, tokens_per_micro_batch=8192)
     found = {
