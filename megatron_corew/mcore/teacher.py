@@ -110,7 +110,7 @@ class Teacher:
     @torch.no_grad()
     def update(self, weight: float) -> None:
         """Mix a share ``weight`` of today's policy into the teacher. Local: no communication."""
-        self._refuse_while_installed("update")
+        self.refuse_while_installed("update")
         self.updates += 1
         if weight == 0.0:
             return
@@ -143,7 +143,7 @@ class Teacher:
         inside the block the policy is not restored: the error ends the run, and a rank that
         restored alone would wait for the others in a gather instead of ending it.
         """
-        self._refuse_while_installed("install")
+        self.refuse_while_installed("install")
         assert not self._open_graphs, "teacher: cannot install before a forward's backward pass"
         with torch.no_grad():
             self._settle_gathers()
@@ -159,7 +159,8 @@ class Teacher:
                 group.param_gather_dispatched = flag
             self._installed = False
 
-    def _refuse_while_installed(self, action: str) -> None:
+    def refuse_while_installed(self, action: str) -> None:
+        """Stop where an action would take one set of weights for the other."""
         assert not self._installed, f"teacher: cannot {action} while it is installed"
 
     def _watch_graph(self, _piece: Any, _inputs: Any, output: Tensor) -> None:
