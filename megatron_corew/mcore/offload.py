@@ -74,12 +74,11 @@ class HostAdam:
     def step(self) -> None:
         """One update of everything that has a gradient."""
         for group in self.param_groups:
-            after = group
+            counted = {}
             for main in group["params"]:
                 if main.grad is not None:
-                    after = self._step_main(group, main)
-            if "step" in after:
-                group["step"] = after["step"]
+                    counted = self._step_main(group, main)
+            group |= counted
         settle_copies()
         # Megatron now copies the main parameters into the model.
         self._show_mains()
@@ -88,30 +87,46 @@ class HostAdam:
         for main, host in self._hosts.items():
             main.data = host
 
-    def _step_main(self, group: dict[str, Any], main: Tensor) -> dict[str, Any]:
-        """Step one main parameter; returns the group as Adam left it."""
-        state = self.state[main]
-        held = self._hosts.get(main)
-        tensors = [state["exp_avg"], state["exp_avg_sq"], main.detach() if held is None else held]
-        assert main.grad is not None
-        pieces = zip(*(t.view(-1).split(PIECE) for t in (*tensors, main.grad)), strict=True)
-        for exp_avg, exp_avg_sq, value, grad in pieces:
-            hosts = [exp_avg, exp_avg_sq] if held is None else [exp_avg, exp_avg_sq, value]
-            here = [t.to(platform.device(), non_blocking=True, copy=True) for t in hosts]
-            stepped = value if held is None else here[2]
-            stepped.grad = grad
-            own = {"exp_avg": here[0], "exp_avg_sq": here[1]}
-            own |= {"step": state["step"].clone()} if "step" in state else {}
-            # A group and a state of its own: no piece sees another one's count of steps.
-            self.inner.param_groups = [group | {"params": [stepped]}]
-            self.inner.state = {stepped: own}
-            self.inner.step()
-            for host, moved in zip(hosts, here, strict=True):
-                host.copy_(moved, non_blocking=True)
-        if "step" in state:
-            state["step"] = own["step"]
-        (after,) = self.inner.param_groups
-        return after
+    def _step_main(self, group: dict[str, Any], main: Tensor) -> dict[str, int]:
+        """Step one main parameter; returns the group's count of steps, where it has one."""
+        state, held = self.state[main], self._hosts.get(main)
+        value, counted, step = main.detach() if held is None else held, {}, None
+        parts = (state["exp_avg"], state["exp_avg_sq"], value, main.grad)
+        for exp_avg, exp_avg_sq, piece, grad in zip(*map(_pieces, parts), strict=True):
+            step = state["step"].clone() if "step" in state else None
+            hosts = (exp_avg, exp_avg_sq) if held is None else (exp_avg, exp_avg_sq, piece)
+            counted = self._step_piece(group, hosts, piece, grad, step)
+        if step is not None:
+            state["step"] = step
+        return counted
+
+    def _step_piece(
+        self,
+        group: dict[str, Any],
+        hosts: tuple[Tensor, ...],
+        value: Tensor,
+        grad: Tensor,
+        step: Tensor | None,
+    ) -> dict[str, int]:
+        """Bring the moments, and the value where it is the third of ``hosts``; step; write back."""
+        here = [host.to(platform.device(), non_blocking=True, copy=True) for host in hosts]
+        stepped = here[2] if len(here) == 3 else value
+        stepped.grad = grad
+        own = {"exp_avg": here[0], "exp_avg_sq": here[1]}
+        # A group and a state of its own: no piece sees another one's count of steps.
+        alone = group | {"params": [stepped]}
+        self.inner.param_groups = [alone]
+        self.inner.state = {stepped: own if step is None else own | {"step": step}}
+        self.inner.step()
+        for host, moved in zip(hosts, here, strict=True):
+            host.copy_(moved, non_blocking=True)
+        # Else this piece would still be there when the next one comes.
+        self.inner.param_groups, self.inner.state = [], {}
+        return {"step": alone["step"]} if "step" in alone else {}
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.view(-1).split(PIECE)
 
 
 def offload(optimizer: Any) -> list[HostAdam]:

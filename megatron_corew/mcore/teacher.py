@@ -132,6 +132,8 @@ class Teacher:
             ema(*here, weight=weight)
             parts[0].copy_(here[0], non_blocking=True)
             parts[2].copy_(here[2], non_blocking=True)
+            # Else they would still be there when the next ones come.
+            here.clear()
         settle_copies()
 
     @contextmanager

@@ -9,7 +9,7 @@ H100 = GPUS["h100-80gb"]
 PAPER = {"prompts_per_step": 128, "samples_per_prompt": 8, "max_response_tokens": 3072}
 
 
-SECTIONS = ("precision", "optimizer", "teacher")
+SECTIONS = ("precision", "optimizer", "teacher", "loss")
 
 
 def config_for(model: str, method: str = "co_rewarding_iii", **knobs: object) -> Config:

@@ -79,6 +79,13 @@ def test_offloading_only_one_leaves_the_other():
     assert (other.optimizer, other.teacher) == (here.optimizer, here.teacher - 2 * 8_190_735_360)
 
 
+def test_offloading_a_teacher_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"teacher\.offload: need a method with a teacher"):
+        config_for("Qwen3-8B-Base", "ground_truth", teacher={"offload": True}, loss={"kl_coef": 0})
+    # The frozen reference of a KL term is one.
+    config_for("Qwen3-8B-Base", "ground_truth", teacher={"offload": True}, loss={"kl_coef": 1e-3})
+
+
 def test_selective_recompute_does_experts_and_their_messages_again_by_hand():
     layout = {"tensor": 2, "sequence": True, "data": 4, "expert": 8, "distributed_optimizer": True}
     spent = {}
