@@ -1,4 +1,4 @@
-"""Measures parity, a training step, the kernels and FP8 on this machine; prints one JSON.
+"""Measures parity, a step, offloading, the kernels and FP8 on this machine; prints one JSON.
 
     python -m tests.gpu.measure [--dry-run]
 
@@ -23,7 +23,7 @@ from megatron_corew.mcore.parallel import parallel_world
 from megatron_corew.mcore.policy import Policy
 from megatron_corew.mcore.teacher import Teacher
 from megatron_corew.types import RolloutBatch, TrainBatch
-from tests.gpu import parity
+from tests.gpu import offloading, parity
 from tests.gpu.models import ONE_BILLION, TINY, MadeUpSource, run_config
 
 H100_BF16_FLOPS = 989e12
@@ -181,6 +181,7 @@ def main() -> None:
     try:
         found["logits"] = parity.measure("bfloat16")
         found |= step_and_teacher(tiny)
+        found["offload"] = offloading.measure(made_up_batch(4, 32, TINY["vocab_size"]))
         found["scores"] = scoring(tiny)
         found["fp8"] = fp8()
         found["complete"] = True
