@@ -194,8 +194,17 @@ def test_every_model_of_the_configs_gets_a_plan(model, gpus):
         ({"data": 4, "distributed_optimizer": True}, {"data": 4}),
         ({"tokens_per_micro_batch": 4096}, {"tokens_per_micro_batch": 16384}),
         ({"pipeline": 2}, {"pipeline": 1}),
+        ({"context": 2}, {"context": 1}),
+        (
+            {"pipeline": 2, "tokens_per_micro_batch": 4096},
+            {"pipeline": 2, "virtual_pipeline": 2, "tokens_per_micro_batch": 4096},
+        ),
+        ({"optimizer": {"offload": True}}, {}),
     ],
-    ids=["full", "selective", "tensor", "sequence", "distributed", "tokens", "pipeline"],
+    ids=[
+        *("full", "selective", "tensor", "sequence", "distributed", "tokens", "pipeline"),
+        *("context", "no_interleaving", "offload"),
+    ],
 )
 def test_what_saves_memory_does(less, more):
     small, large = (
