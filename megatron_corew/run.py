@@ -106,7 +106,8 @@ def _teacher_of(policy: "Policy", config: Config) -> "Teacher | None":
         return None
     moves = config.preset.needs_teacher and config.preset.teacher_moves
     residual = DTYPES[config.teacher.residual] if moves else None
-    return Teacher(policy.optimizer, policy.ddp, residual=residual)
+    offload = config.teacher.offload
+    return Teacher(policy.optimizer, policy.ddp, residual=residual, offload=offload)
 
 
 def _label_on_driver(

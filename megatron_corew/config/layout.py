@@ -34,8 +34,8 @@ class ParallelConfig(Section):
     """Tokens per forward pass and rank, sequences packed one behind the other without padding;
     0: padded batches of ``micro_batch_rollouts``. The result does not depend on it."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations computed again in the backward pass: none; those of the feed-forward parts,
-    which are most of them; or whole layers, of which only the input is kept."""
+    """Activations computed again in the backward pass: none; those of the feed-forward parts or
+    experts, which are most of them; or whole layers, of which only the input is kept."""
     logit_chunk_tokens: Count = 4096
     """Response tokens whose float32 logits exist at the same time."""
     threads: Count = 1

@@ -58,6 +58,9 @@ class OptimizerConfig(Section):
     """True: the first update has learning rate 0, as in the official code."""
     max_skipped_updates: Count = 3
     """Updates with a non-finite loss or gradient that may be skipped before the run stops."""
+    offload: bool = False
+    """Keep Adam's moments, and the float32 main parameters of a bfloat16 model, in host memory.
+    Same numbers; every update moves them over the bus and back."""
 
 
 class TeacherConfig(Section):
@@ -73,3 +76,6 @@ class TeacherConfig(Section):
     """Steps between two teacher updates."""
     residual: Literal["float32", "bfloat16"] = "float32"
     """Type of the rounding residual beside the float32 teacher."""
+    offload: bool = False
+    """Keep the teacher, or the frozen reference, in host memory. Same numbers; every update moves
+    it over the bus and back, every installation once."""

@@ -103,6 +103,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def there_is_a_teacher_to_offload(self) -> Self:
+        """A setting without effect is an error."""
+        if self.teacher.offload and self.method in METHODS and not self.keeps_teacher:
+            raise ValueError(
+                f"teacher.offload: need a method with a teacher, or loss.kl_coef above 0, got "
+                f"{self.method} without. Set teacher.offload=false."
+            )
+        return self
+
+    @model_validator(mode="after")
     def updates_divide_the_prompts(self) -> Self:
         """Every update of a step gets the same number of whole groups."""
         prompts, updates = self.rollout.prompts_per_step, self.loss.updates_per_step

@@ -26,6 +26,7 @@ from megatron_corew.mcore.main_parameters import (
     main_parameters,
     whole_parameters,
 )
+from megatron_corew.mcore.offload import HostAdam
 from megatron_corew.mcore.policy import Policy
 from megatron_corew.mcore.teacher import Teacher
 from megatron_corew.ranks import on_driver
@@ -43,6 +44,8 @@ from megatron.core.dist_checkpointing.optimizer import (  # noqa: E402
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker  # noqa: E402
 
 _LATEST, _META = "latest", "corew.json"
+_PREFIX = "corew"
+_RESIDUAL = f"{_PREFIX}.residual"
 
 
 class Checkpoints:
@@ -67,6 +70,7 @@ class Checkpoints:
         Raises:
             RuntimeError: the folder cannot be written; older checkpoints stay as they are.
         """
+        self._refuse_while_installed("be saved")
         final = checkpoint_folder(self.folder, step)
         aside = final.with_name(f".{final.name}.partial")
         on_driver(lambda: _fresh_folder(aside))
@@ -80,9 +84,11 @@ class Checkpoints:
         """Restore the state after ``step``.
 
         Raises:
-            ValueError: the checkpoint has a teacher and this run none, or the reverse.
+            ValueError: the checkpoint has a teacher and this run none, or one that moves and this
+                run one that does not; or the reverse.
             RuntimeError: files are missing or damaged.
         """
+        self._refuse_while_installed("be loaded")
         folder = checkpoint_folder(self.folder, step)
         meta = on_driver(lambda: self._read_matching_meta(folder))
         # The RNG of a rank means nothing under another number of ranks; training draws none.
@@ -157,7 +163,25 @@ class Checkpoints:
                 f"checkpoint {folder}: need one {'with' if self.teacher else 'without'} a teacher "
                 f"for method {self.config.method}, got the other. Start a new run.name."
             )
+        if self.teacher is not None:
+            _check_residual(folder, self.teacher)
         return meta
+
+    def _refuse_while_installed(self, action: str) -> None:
+        if self.teacher is not None:
+            self.teacher.refuse_while_installed(action)
+
+
+def _check_residual(folder: Path, teacher: Teacher) -> None:
+    """Torch would answer a missing residual with a BaseException."""
+    keys = FileSystemReader(folder).read_metadata().state_dict_metadata
+    moved, moves = any(_RESIDUAL in key for key in keys), teacher.residual_dtype is not None
+    if moved != moves:
+        needed = "moves" if moves else "stands still"
+        raise ValueError(
+            f"checkpoint {folder}: need one with a teacher that {needed}, got the other. Set "
+            "method to the checkpoint's, or start a new run.name."
+        )
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -262,7 +286,7 @@ def _sharded(
     whole = whole_parameters(optimizer, local, dtype)
     ids = get_param_id_to_sharded_param_map(model_state, whole.keys())
     return {
-        index: make_sharded_optimizer_tensor(ids[index], tensor, prefix=f"corew.{name}")
+        index: make_sharded_optimizer_tensor(ids[index], tensor, prefix=f"{_PREFIX}.{name}")
         for index, tensor in enumerate(whole.values())
     }
 
@@ -281,7 +305,8 @@ def _start_adam(policy: Policy, step: int) -> None:
         moments = adam.state[main.main]
         for name in ("exp_avg", "exp_avg_sq"):
             moments.setdefault(name, torch.zeros_like(main.main.detach()))
-        if isinstance(adam, torch.optim.Adam):
+        inner = adam.inner if isinstance(adam, HostAdam) else adam
+        if isinstance(inner, torch.optim.Adam):
             # One tensor each: Adam counts every one of them up.
             moments["step"] = torch.tensor(float(step))
         else:

@@ -157,7 +157,8 @@ def check_mains_match(mains: Iterable[MainParameter]) -> None:
         main
         for main in mains
         if not torch.equal(
-            main.part_of(main.parameter.detach()), main.main.detach().to(main.parameter.dtype)
+            main.part_of(main.parameter.detach()),
+            main.main.detach().to(main.parameter.device, main.parameter.dtype),
         )
     ]
     if differ:

@@ -24,8 +24,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     # Fused attention keeps no scores: recomputing it would save little. Megatron's recomputed
-    # norms reach for Transformer Engine.
-    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    # norms reach for Transformer Engine. A layer has one of the two modules.
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]},
     "full": {
         "recompute_granularity": "full",
         "recompute_method": "uniform",

@@ -21,6 +21,7 @@ from megatron_corew.mcore.fp8_state import kept_histories
 from megatron_corew.mcore.logprobs import token_scores, vocabulary_shard
 from megatron_corew.mcore.micro_batches import MicroBatch, plan_micro_batches
 from megatron_corew.mcore.model import DTYPES
+from megatron_corew.mcore.offload import offload, standing_in
 from megatron_corew.mcore.parallel import Layout
 from megatron_corew.mcore.statistics import StepSums, collect_scores
 from megatron_corew.types import RolloutBatch, TokenScores, TrainBatch
@@ -67,6 +68,7 @@ class Policy:
         weights.load(self.module, source, layout)
         self._tensor_group = parallel_state.get_tensor_model_parallel_group()
         self.ddp, self.optimizer = _with_optimizer(self.module, config)
+        self._host_adams = offload(self.optimizer) if config.optimizer.offload else []
 
     def score(self, batch: RolloutBatch) -> TokenScores:
         """Log-probs, entropy and self-certainty of every response token under today's weights.
@@ -102,15 +104,16 @@ class Policy:
         plan = self._plan(batch.rollouts)
         results = self._forward_backward(plan, partial(self._loss, batch), forward_only=False)
         sums = StepSums.over_all_ranks([r["sums"] for r in results], self.layout)
-        self.optimizer.prepare_grads()
-        grad_norm = float(self.optimizer.get_grad_norm())
-        finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
-        self._count_skipped(finite, sums.loss, grad_norm)
-        # Without a trained token Adam would still move the policy by its momentum and the decay.
-        if finite and sums.tokens:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            self.optimizer.step()
+        with standing_in(self._host_adams):
+            self.optimizer.prepare_grads()
+            grad_norm = float(self.optimizer.get_grad_norm())
+            finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
+            self._count_skipped(finite, sums.loss, grad_norm)
+            # Without a trained token Adam would still move by its momentum and the decay.
+            if finite and sums.tokens:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = learning_rate
+                self.optimizer.step()
         return sums.metrics() | {
             "policy/grad_norm": grad_norm,
             "policy/lr": learning_rate,

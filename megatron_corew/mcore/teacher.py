@@ -30,6 +30,7 @@ from megatron_corew.mcore.main_parameters import (
     leaf_optimizers,
     main_parameters,
 )
+from megatron_corew.mcore.offload import PIECE, host_like, settle_copies
 
 platform.redirect_torch()
 
@@ -64,13 +65,16 @@ class Teacher:
         optimizer: the policy's Megatron optimizer, after its weights are loaded.
         ddp: this rank's pieces of the policy under Megatron's data parallelism.
         residual: type of the rounding residual; None: none (a teacher that never moves).
+        offload: keep the teacher in host memory; it is updated on the device piece by piece.
 
     Raises:
         ValueError: a trained parameter has no main parameter, or one that is not float32.
         RuntimeError: the model's weights are not those of the main parameters.
     """
 
-    def __init__(self, optimizer: Any, ddp: Any, *, residual: torch.dtype | None) -> None:
+    def __init__(
+        self, optimizer: Any, ddp: Any, *, residual: torch.dtype | None, offload: bool
+    ) -> None:
         mains = main_parameters(optimizer)
         check_coverage(ddp, mains)
         check_mains_match(mains)
@@ -78,15 +82,22 @@ class Teacher:
         self._ddp, self._installed, self._open_graphs = ddp, False, 0
         for piece in ddp:
             piece.register_forward_hook(self._watch_graph)
+        self._offload, device = offload, platform.device()
+
+        def zeros(main: Tensor, dtype: torch.dtype) -> Tensor:
+            like = main.detach()
+            if offload:
+                return host_like(like, dtype)
+            return torch.zeros_like(like, dtype=dtype, device=device)
+
         self.shards = [
             Shard(
                 main,
-                main.main.detach().clone(),
-                None if residual is None else torch.zeros_like(main.main.detach(), dtype=residual),
+                zeros(main.main, torch.float32).copy_(main.main.detach()),
+                None if residual is None else zeros(main.main, residual),
             )
             for main in mains
         ]
-        device = platform.device()
         held = sum(shard.value.numel() for shard in self.shards)
         self.elements = 0 if residual is None else held
         self._held = torch.empty(_CHUNK, device=device)
@@ -99,7 +110,7 @@ class Teacher:
     @torch.no_grad()
     def update(self, weight: float) -> None:
         """Mix a share ``weight`` of today's policy into the teacher. Local: no communication."""
-        self._refuse_while_installed("update")
+        self.refuse_while_installed("update")
         self.updates += 1
         if weight == 0.0:
             return
@@ -107,7 +118,23 @@ class Teacher:
         for shard in self.shards:
             assert shard.residual is not None
             parts = shard.value, shard.source.main.detach(), shard.residual
-            self._ema(*(part.view(-1) for part in parts), weight=weight)
+            value, source, rest = (part.view(-1) for part in parts)
+            if self._offload or source.device != self._held.device:
+                self._update_brought(self._ema, value, source, rest, weight)
+            else:
+                self._ema(value, source, rest, weight=weight)
+
+    def _update_brought(
+        self, ema: EmaUpdate, value: Tensor, source: Tensor, residual: Tensor, weight: float
+    ) -> None:
+        for parts in zip(*(part.split(PIECE) for part in (value, source, residual)), strict=True):
+            here = [part.to(self._held.device, non_blocking=True, copy=True) for part in parts]
+            ema(*here, weight=weight)
+            parts[0].copy_(here[0], non_blocking=True)
+            parts[2].copy_(here[2], non_blocking=True)
+            # Else they would still be there when the next ones come.
+            here.clear()
+        settle_copies()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -118,7 +145,7 @@ class Teacher:
         inside the block the policy is not restored: the error ends the run, and a rank that
         restored alone would wait for the others in a gather instead of ending it.
         """
-        self._refuse_while_installed("install")
+        self.refuse_while_installed("install")
         assert not self._open_graphs, "teacher: cannot install before a forward's backward pass"
         with torch.no_grad():
             self._settle_gathers()
@@ -134,7 +161,8 @@ class Teacher:
                 group.param_gather_dispatched = flag
             self._installed = False
 
-    def _refuse_while_installed(self, action: str) -> None:
+    def refuse_while_installed(self, action: str) -> None:
+        """Stop where an action would take one set of weights for the other."""
         assert not self._installed, f"teacher: cannot {action} while it is installed"
 
     def _watch_graph(self, _piece: Any, _inputs: Any, output: Tensor) -> None:

@@ -27,14 +27,12 @@ class LayerBytes:
     """Norms, attention, and the inputs of their linear layers."""
     feed_forward: float
     """Behind the second norm."""
-    recomputable: bool
-    """Whether selective recomputation reaches the feed-forward."""
 
     def kept(self, recompute: Recompute) -> float:
         """From the forward to the backward pass."""
         if recompute == "full":
             return self.inputs
-        if recompute == "selective" and self.recomputable:
+        if recompute == "selective":
             return self.attention
         return self.attention + self.feed_forward
 
@@ -86,8 +84,6 @@ def layer_bytes(
         inputs=e * h / cut * tokens,
         attention=(around + attention) * tokens + sines,
         feed_forward=feed_forward * tokens,
-        # Megatron-Core's "mlp" module is the dense one; experts are left as they are.
-        recomputable=mixture is None,
     )
 
 

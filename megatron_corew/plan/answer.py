@@ -25,7 +25,6 @@ def answer(
     gpu: str,
     top: int,
     response_tokens: float | None,
-    fp8: bool,
     as_json: bool,
 ) -> bool:
     """Print the plan of a run; the arguments are the command's.
@@ -41,10 +40,10 @@ def answer(
     work = workload(config, response_tokens=response_tokens)
     if gpus is None:
         own = _addressed_gpus(config)
-        plans = [judge(config, architecture, kind, work, server_gpus=own, fp8=fp8)]
+        plans = [judge(config, architecture, kind, work, server_gpus=own)]
         verdict = _own_verdict(plans[0])
     else:
-        plans = search(config, architecture, kind, work, gpus=gpus, fp8=fp8)
+        plans = search(config, architecture, kind, work, gpus=gpus)
         verdict = _search_verdict(plans, f"{gpus} x {kind.name}")
     fits = any(not plan.faults for plan in plans)
     if as_json:
@@ -71,7 +70,10 @@ def _own_verdict(plan: Plan) -> str:
 
 def _search_verdict(plans: list[Plan], where: str) -> str:
     if not plans:
-        return f"nothing fits on {where}: take more or larger GPUs, or shorter responses."
+        return (
+            f"nothing fits on {where}: take more or larger GPUs, shorter responses, or "
+            "optimizer.offload=true teacher.offload=true."
+        )
     best = f"the best of {len(plans)} layouts takes about {plans[0].step_s:.0f} s a step"
     return f"fits on {where}: {best}."
 

@@ -24,7 +24,6 @@ def plan(
     response_tokens: Annotated[
         float | None, typer.Option(help="Mean response length; half of the longest if not given.")
     ] = None,
-    fp8: Annotated[bool, typer.Option(help="Linear layers in FP8.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON in bytes and seconds.")
     ] = False,
@@ -43,6 +42,5 @@ def plan(
         gpu=gpu,
         top=top,
         response_tokens=response_tokens,
-        fp8=fp8,
         as_json=as_json,
     )

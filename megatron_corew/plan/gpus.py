@@ -22,14 +22,17 @@ class Gpu:
     """Bytes per second and direction to another GPU of the node."""
     network: float
     """Bytes per second and direction to another node, per GPU."""
+    bus: float
+    """Bytes per second and direction to the host's memory."""
     per_node: int = 8
 
 
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        # NVIDIA H100 and H200 Tensor Core GPU data sheets (SXM5; NVLink 900 GB/s both ways); DGX
-        # H100: one 400 Gb/s adapter per GPU. Memory as nvidia-smi shows it.
+        # NVIDIA H100 and H200 Tensor Core GPU data sheets (SXM5; NVLink 900 GB/s and PCIe 5.0
+        # 128 GB/s both ways); DGX H100: one 400 Gb/s adapter per GPU. Memory as nvidia-smi shows
+        # it.
         Gpu(
             name="h100-80gb",
             memory=81_559 * _MIB,
@@ -38,6 +41,7 @@ GPUS = {
             fp8=1_979e12,
             link=450e9,
             network=50e9,
+            bus=64e9,
         ),
         Gpu(
             name="h200-141gb",
@@ -47,8 +51,10 @@ GPUS = {
             fp8=1_979e12,
             link=450e9,
             network=50e9,
+            bus=64e9,
         ),
-        # NVIDIA A100 data sheet (SXM4 80GB; NVLink 600 GB/s both ways); DGX A100: 200 Gb/s per GPU.
+        # NVIDIA A100 data sheet (SXM4 80GB; NVLink 600 GB/s and PCIe 4.0 64 GB/s both ways); DGX
+        # A100: 200 Gb/s per GPU.
         Gpu(
             name="a100-80gb",
             memory=81_920 * _MIB,
@@ -57,6 +63,7 @@ GPUS = {
             fp8=None,
             link=300e9,
             network=25e9,
+            bus=32e9,
         ),
         # NVIDIA L40S data sheet: no NVLink, PCIe 4.0 x16 (64 GB/s both ways). The network is that
         # of a common server: one 400 Gb/s adapter for eight GPUs.
@@ -68,6 +75,7 @@ GPUS = {
             fp8=733e12,
             link=32e9,
             network=6e9,
+            bus=32e9,
         ),
     )
 }

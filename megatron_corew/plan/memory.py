@@ -16,6 +16,9 @@ _SCORE_COPIES = 6
 logits, log-probs, probabilities, gradient and two temporaries."""
 _TEACHER_SCRATCH = 3 * (1 << 24)
 """float32 elements of the teacher's working memory; as in ``mcore.teacher``."""
+_PIECE = 3 * (1 << 24)
+"""float32 elements that are brought from the host at a time: two moments and the main parameters,
+or the teacher, its residual and the main parameters; as in ``mcore.offload``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +41,8 @@ class Memory:
     """Hidden states, blocks of logits, and the gradient of the output layer."""
     push: float
     """Whole tensors and the bucket of a weight push; at another time than the two before."""
+    pieces: float
+    """Of optimizer state or teacher on their way from the host and back; at another time too."""
     fragments: float
     """Lost between tensors that come and go."""
     process: float
@@ -53,7 +58,7 @@ class Memory:
     @property
     def total(self) -> float:
         """The peak."""
-        passing = max(self.activations + self.scores, self.push)
+        passing = max(self.activations + self.scores, self.push, self.pieces)
         rest = self.fp8_copies + self.fragments + self.process + self.server
         return self.static + passing + rest
 
@@ -65,6 +70,15 @@ class Memory:
 def element_bytes(config: Config) -> int:
     """Bytes of a parameter."""
     return _ELEMENT[config.model.dtype]
+
+
+def fp8_share(config: Config, architecture: Architecture) -> float:
+    """Share of the layers whose linears compute in FP8."""
+    precision = config.precision
+    if not precision.transformer_engine:
+        return 0.0
+    kept = precision.bf16_first_layers + precision.bf16_last_layers
+    return max(0.0, 1 - kept / architecture.num_layers)
 
 
 def micro_batch_tokens(config: Config) -> tuple[int, int]:
@@ -88,9 +102,12 @@ def micro_batches(config: Config, mean_tokens: float) -> int:
     parallel, sizes = config.parallel, config.rollout
     rows = sizes.prompts_per_step * sizes.samples_per_prompt * len(config.preset.views)
     rows = -(-rows // (config.loss.updates_per_step * parallel.data))
-    if parallel.tokens_per_micro_batch:
-        return max(1, round(rows * mean_tokens / parallel.tokens_per_micro_batch + 0.5))
-    return -(-rows // parallel.micro_batch_rollouts)
+    if not parallel.tokens_per_micro_batch:
+        return -(-rows // parallel.micro_batch_rollouts)
+    count = max(1, round(rows * mean_tokens / parallel.tokens_per_micro_batch + 0.5))
+    # The interleaved schedule takes whole rounds of the stages.
+    rounds = parallel.pipeline if parallel.virtual_pipeline > 1 else 1
+    return -(-count // rounds) * rounds
 
 
 def optimizer_shard(parameters: Parameters, parallel: ParallelConfig) -> float:
@@ -106,7 +123,7 @@ def optimizer_shard(parameters: Parameters, parallel: ParallelConfig) -> float:
 def static_bytes(
     config: Config, architecture: Architecture, stage: int
 ) -> tuple[float, float, float, float]:
-    """Bytes of weights, gradients, optimizer and teacher on a rank of a pipeline stage."""
+    """Bytes of weights, gradients, optimizer and teacher of a rank, wherever they are kept."""
     parameters = stage_parameters(architecture, config.parallel, stage)
     shard, element = optimizer_shard(parameters, config.parallel), element_bytes(config)
     main = 4 if element < 4 else 0
@@ -116,16 +133,31 @@ def static_bytes(
     return parameters.total * element, parameters.total * 4, shard * (8 + main), teacher
 
 
-def stage_memory(config: Config, architecture: Architecture, stage: int, *, fp8: bool) -> Memory:
+def offloaded_bytes(config: Config, architecture: Architecture, stage: int) -> tuple[float, float]:
+    """Bytes of optimizer and teacher that a rank keeps in host memory."""
+    _, _, optimizer, teacher = static_bytes(config, architecture, stage)
+    return (
+        optimizer if config.optimizer.offload else 0.0,
+        teacher if config.teacher.offload else 0.0,
+    )
+
+
+def host_bytes(config: Config, architecture: Architecture) -> float:
+    """Host memory for one GPU of the fullest stage."""
+    stages = range(config.parallel.pipeline)
+    return max(sum(offloaded_bytes(config, architecture, stage)) for stage in stages)
+
+
+def stage_memory(config: Config, architecture: Architecture, stage: int) -> Memory:
     """The peak on a GPU of a pipeline stage.
 
     Args:
         config: the run.
         architecture: its model.
         stage: pipeline rank.
-        fp8: linear layers compute in FP8.
     """
     weights, gradients, optimizer, teacher = static_bytes(config, architecture, stage)
+    away_optimizer, away_teacher = offloaded_bytes(config, architecture, stage)
     parameters = stage_parameters(architecture, config.parallel, stage)
     scratch = 4.0 * min(_TEACHER_SCRATCH, 3 * parameters.total)
     kept = _kept_activations(config, architecture, stage)
@@ -135,23 +167,24 @@ def stage_memory(config: Config, architecture: Architecture, stage: int, *, fp8:
     return Memory(
         weights=weights,
         gradients=gradients,
-        optimizer=optimizer,
-        teacher=teacher + scratch if config.keeps_teacher else 0.0,
-        fp8_copies=2.0 * parameters.linear if fp8 else 0.0,
+        optimizer=optimizer - away_optimizer,
+        teacher=teacher - away_teacher + scratch if config.keeps_teacher else 0.0,
+        fp8_copies=2.0 * parameters.linear * fp8_share(config, architecture),
         activations=kept,
         scores=scores,
         push=push,
+        pieces=4.0 * min(_PIECE, 3 * parameters.total) if away_optimizer + away_teacher else 0.0,
         fragments=FRAGMENT_SHARE * max(kept + scores, push),
         process=PROCESS_BYTES,
         server=0.0,
     )
 
 
-def peak_memory(config: Config, architecture: Architecture, *, fp8: bool = False) -> Memory:
+def peak_memory(config: Config, architecture: Architecture) -> Memory:
     """The fullest GPU of the trainer, without a server; arguments as ``stage_memory``."""
     # The first stage has the most micro-batches in flight, the last one the scores.
     stages = {0, config.parallel.pipeline - 1}
-    each = (stage_memory(config, architecture, s, fp8=fp8) for s in stages)
+    each = (stage_memory(config, architecture, stage) for stage in stages)
     return max(each, key=lambda memory: memory.total)
 
 

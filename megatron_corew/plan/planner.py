@@ -21,7 +21,7 @@ from megatron_corew.plan.generation import (
     server_weights,
 )
 from megatron_corew.plan.gpus import Gpu
-from megatron_corew.plan.memory import Memory, peak_memory
+from megatron_corew.plan.memory import Memory, host_bytes, peak_memory
 from megatron_corew.plan.step_time import phases
 from megatron_corew.plan.workload import Workload
 
@@ -46,6 +46,8 @@ class Plan:
     """Seconds of a step; empty when it does not fit."""
     faults: tuple[str, ...]
     """Why it does not fit; empty: it fits."""
+    host: float
+    """Bytes of host memory for one trainer GPU: what is offloaded."""
 
     @property
     def step_s(self) -> float:
@@ -79,7 +81,6 @@ def judge(
     work: Workload,
     *,
     server_gpus: int | None,
-    fp8: bool = False,
 ) -> Plan:
     """Memory and time of a configuration as it stands.
 
@@ -89,14 +90,13 @@ def judge(
         gpu: of trainer and servers.
         work: tokens of a step.
         server_gpus: GPUs that only servers use; None: they share the trainer's GPUs.
-        fp8: linear layers compute in FP8.
 
     Raises:
         ValueError: the layout cannot hold the model; the message names the knob.
     """
     check_divisible(architecture, config)
-    alone = peak_memory(config, architecture, fp8=fp8)
-    return _judge(config, architecture, gpu, work, alone, server_gpus=server_gpus, fp8=fp8)
+    alone = peak_memory(config, architecture)
+    return _judge(config, architecture, gpu, work, alone, server_gpus=server_gpus)
 
 
 def _judge(
@@ -107,7 +107,6 @@ def _judge(
     alone: Memory,
     *,
     server_gpus: int | None,
-    fp8: bool,
 ) -> Plan:
     shared = server_gpus is None
     count = config.parallel.processes if server_gpus is None else server_gpus
@@ -118,8 +117,8 @@ def _judge(
         max_sequences=config.servers.max_sequences,
     )
     memory = replace(alone, server=servers.memory if shared else 0.0)
-    faults = tuple(_faults(config, architecture, gpu, servers, memory, fp8=fp8))
-    spent = {} if faults else phases(config, architecture, gpu, servers, work, fp8=fp8)
+    faults = tuple(_faults(config, architecture, gpu, servers, memory))
+    spent = {} if faults else phases(config, architecture, gpu, servers, work)
     return Plan(
         config=config,
         gpu=gpu,
@@ -128,6 +127,7 @@ def _judge(
         memory=memory,
         phases=spent,
         faults=faults,
+        host=host_bytes(config, architecture),
     )
 
 
@@ -137,11 +137,9 @@ def _faults(
     gpu: Gpu,
     servers: Servers,
     memory: Memory,
-    *,
-    fp8: bool,
 ) -> Iterator[str]:
-    if fp8 and gpu.fp8 is None:
-        yield f"{gpu.name} has no FP8"
+    if config.precision.transformer_engine and gpu.fp8 is None:
+        yield f"{gpu.name} has no FP8 (precision.fp8={config.precision.fp8})"
     usable = gpu.memory * (1 - SPARE_SHARE)
     if memory.total > usable:
         yield f"the fullest GPU needs {memory.total / 1e9:.1f} GB, usable are {usable / 1e9:.1f} GB"
@@ -160,12 +158,13 @@ def _faults(
 
 
 def search(
-    config: Config, architecture: Architecture, gpu: Gpu, work: Workload, *, gpus: int, fp8: bool
+    config: Config, architecture: Architecture, gpu: Gpu, work: Workload, *, gpus: int
 ) -> list[Plan]:
     """The layouts of ``gpus`` GPUs that fit, the fastest first, one per division of the GPUs.
 
     Recomputation, the budget of a micro-batch and the servers' share of memory are chosen, the
-    rest of the configuration is kept. Context parallelism stays as configured.
+    rest of the configuration is kept: context parallelism, pieces of a pipeline rank, precision and
+    what is offloaded too.
 
     Args:
         config: the run.
@@ -173,16 +172,15 @@ def search(
         gpu: what there is.
         work: tokens of a step.
         gpus: how many, for trainer and servers.
-        fp8: linear layers compute in FP8.
     """
     best: dict[tuple[object, ...], Plan] = {}
     for trainer in dict.fromkeys((gpus, gpus // 2, 3 * gpus // 4)):
         server_gpus = None if trainer == gpus else gpus - trainer
         for candidate in layouts(config, architecture, gpu, trainer):
             parallel = candidate.parallel
-            alone = peak_memory(candidate, architecture, fp8=fp8)
+            alone = peak_memory(candidate, architecture)
             for plan in _with_servers(
-                candidate, architecture, gpu, work, alone, server_gpus=server_gpus, fp8=fp8
+                candidate, architecture, gpu, work, alone, server_gpus=server_gpus
             ):
                 sizes = (parallel.tensor, parallel.pipeline, parallel.expert)
                 key = (trainer, *sizes, plan.servers.tensor)
@@ -215,6 +213,8 @@ def layouts(
             parallel = config.parallel.model_dump() | {
                 "tensor": tensor,
                 "pipeline": pipeline,
+                # Without a pipeline there is nothing to interleave.
+                "virtual_pipeline": config.parallel.virtual_pipeline if pipeline > 1 else 1,
                 "expert": expert,
                 "data": data,
                 "sequence": tensor > 1,
@@ -239,7 +239,6 @@ def _with_servers(
     alone: Memory,
     *,
     server_gpus: int | None,
-    fp8: bool,
 ) -> Iterator[Plan]:
     """The plans for every size of a server, with as large a share of memory as is free."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
@@ -252,6 +251,6 @@ def _with_servers(
         knobs = {"tensor_parallel": tensor, "gpu_memory_share": share}
         servers = config.servers.model_copy(update=knobs)
         candidate = config.model_copy(update={"servers": servers})
-        plan = _judge(candidate, architecture, gpu, work, alone, server_gpus=server_gpus, fp8=fp8)
+        plan = _judge(candidate, architecture, gpu, work, alone, server_gpus=server_gpus)
         if not plan.faults:
             yield plan

@@ -5,7 +5,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from megatron_corew.plan.assumptions import NOT_MODELLED
+from megatron_corew.plan.assumptions import NOT_MODELLED, PUBLISHED_OVER_PLANNED
 from megatron_corew.plan.planner import Plan
 from megatron_corew.plan.workload import Workload
 
@@ -21,6 +21,8 @@ def memory_table(plan: Plan) -> Table:
         table.add_row(cause.replace("_", " "), f"{count / _GB:.1f}")
     table.add_row("peak", f"{plan.memory.total / _GB:.1f}", style="bold")
     table.add_row("of", f"{plan.gpu.memory / _GB:.1f}")
+    if plan.host:
+        table.add_row("host memory for each GPU", f"{plan.host / _GB:.1f}")
     return table
 
 
@@ -63,10 +65,12 @@ def plans_table(plans: list[Plan]) -> Table:
 
 def assumptions_text(work: Workload) -> str:
     """What the figures rest on."""
+    low, high = PUBLISHED_OVER_PLANNED
     lengths = f"{work.prompt_tokens:g} prompt and {work.response_tokens:g} response tokens"
     return (
         f"Assumed: sequences of {lengths} on average (--response-tokens). Estimates, not "
-        f"measurements; not modelled: {'; '.join(NOT_MODELLED)}."
+        f"measurements; not modelled: {'; '.join(NOT_MODELLED)}. So seconds are a lower bound: "
+        f"published steps of NeMo-RL took {low:g} to {high:g} times what is planned for them."
     )
 
 
@@ -86,6 +90,7 @@ def as_dictionary(plan: Plan) -> dict[str, Any]:
         "overrides": plan.overrides(),
         "memory_bytes": plan.memory.causes() | {"total": plan.memory.total},
         "gpu_memory_bytes": plan.gpu.memory,
+        "host_bytes_for_each_gpu": plan.host,
         "phase_s": plan.phases,
         "step_s": plan.step_s,
     }

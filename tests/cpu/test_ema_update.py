@@ -119,14 +119,39 @@ def test_small_models_and_machines_without_a_compiler_are_not_compiled(monkeypat
     assert not ema.compiles(enough, CPU)
 
 
+def test_rounding_by_integers_takes_the_nearest_bfloat16_and_the_even_one_of_two():
+    # bfloat16 numbers near 1 are 2^-7 apart: 1 + 2^-8 lies between 1 (even) and 1 + 2^-7 (odd).
+    numbers = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8, 3e38])
+    wanted = torch.tensor([1.0, 1 + 2**-6, 1 + 2**-7, -1.0, 3e38]).bfloat16()
+    assert torch.equal((ema._rounded(numbers) >> 16).to(torch.int16), wanted.view(torch.int16))
+
+
+def test_two_numbers_to_an_integer_give_the_bits_of_one_after_the_other():
+    generator = torch.Generator().manual_seed(0)
+    value, policy, rest = torch.randn(3, 4096, generator=generator)
+    rest = (rest * torch.tensor([1e-8, -1.0]).repeat(2048)).bfloat16()
+    by_pairs, carried = value.clone(), rest.clone()
+    for weight in (torch.tensor(0.3), torch.tensor(1e-5)):
+        ema._in_one_pass(value, policy, rest, weight)
+        ema._pairs_in_one_pass(
+            by_pairs.view(torch.int64), policy.view(torch.int64), carried.view(torch.int32), weight
+        )
+    assert torch.equal(value, by_pairs)
+    assert torch.equal(rest, carried)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(ema.compiler_missing(CPU) is not None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("residual", [torch.float32, torch.bfloat16])
 def test_the_compiled_form_has_the_same_bits(residual):
-    for count in (1, 17, 4099, ema._PIECE + 5):
+    # An even and an odd number of elements, and views that start in the middle of a pair.
+    for count, start in ((1, 0), (2, 0), (17, 0), (4099, 0), (4099, 1), (ema._BLOCK["cpu"] + 6, 0)):
         generator = torch.Generator().manual_seed(count)
         value, policy = torch.randn(2, count, generator=generator)
-        rest = (torch.randn(count, generator=generator) * 1e-8).to(residual)
+        policy = torch.cat([torch.zeros(start), policy])[start:]
+        # What is carried is small; large numbers and both signs try the rounding as well.
+        scale = torch.tensor([1e-8, 1.0, -1e3]).repeat(count)[:count]
+        rest = (torch.randn(count, generator=generator) * scale).to(residual)
         results = []
         for compiled in (False, True):
             v, r = value.clone(), rest.clone()

@@ -28,6 +28,8 @@ def test_the_dry_run_prints_one_json_with_every_part():
     # bfloat16 keeps 8 bits: a few thousandths of the logits' spread.
     assert 1e-4 < found["logits"]["mean_relative_error"] < 0.02
     assert found["step"]["tokens"] == 4 * (32 + 32)
+    assert found["offload"]["tensors"] > 50
+    assert found["offload"]["differ_again"] == found["offload"]["differ"] == 0
     for part in ("step", "ema", "scores"):
         assert found[part]["seconds"] > 0
 

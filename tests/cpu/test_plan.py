@@ -4,51 +4,29 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from megatron_corew.cli import app
-from megatron_corew.config import Config
 from megatron_corew.plan.activations import layer_bytes, layers_in_flight
-from megatron_corew.plan.generation import Servers, cache_bytes_per_token, decode_step_s
-from megatron_corew.plan.gpus import GPUS
+from megatron_corew.plan.generation import cache_bytes_per_token, decode_step_s
 from megatron_corew.plan.known_models import architecture_of, known_configs
 from megatron_corew.plan.memory import peak_memory, static_bytes
 from megatron_corew.plan.parameters import stage_parameters, whole_model
 from megatron_corew.plan.planner import judge, layouts, search
 from megatron_corew.plan.step_time import phases
 from megatron_corew.plan.workload import forward_flops, workload
+from tests.cpu.plan_cases import H100, config_for, qwen3_8b, servers_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hf_configs"
 RUN = Path(__file__).parents[2] / "configs" / "runs" / "math_qwen3_8b.yaml"
-H100 = GPUS["h100-80gb"]
+PAPER_8B = RUN.parent / "paper" / "math_qwen3-8b-base.yaml"
+MODEL_FILES = {file.stem: file for file in (RUN.parents[1] / "models").glob("*.yaml")}
 PUBLISHED = {
     name.partition("/")[2]: fact["parameters"]
     for fact in (json.loads(file.read_text()) for file in GOLDEN.glob("*.json"))
     for name in fact["models"]
 }
-# Co-rewarding-III as in the paper: 128 questions, 8 responses, 512 and 3,072 tokens.
-PAPER = {"prompts_per_step": 128, "samples_per_prompt": 8, "max_response_tokens": 3072}
-
-
-def config_for(model: str, method: str = "co_rewarding_iii", **parallel: object) -> Config:
-    return Config.model_validate(
-        {
-            "method": method,
-            "run": {"name": "test", "steps": 10},
-            "model": {"path": f"no/such/folder/{model}"},
-            "data": {"train": "lab", "max_prompt_tokens": 512},
-            "rollout": PAPER,
-            "parallel": parallel,
-        }
-    )
-
-
-def qwen3_8b(**parallel: object) -> Config:
-    return config_for("Qwen3-8B-Base", **parallel)
-
-
-def servers_of(gpus: int, tensor: int) -> Servers:
-    return Servers(gpus=gpus, tensor=tensor, memory=70e9, max_sequences=256)
 
 
 def test_the_known_models_are_the_published_ones():
@@ -163,7 +141,7 @@ def test_training_of_a_dense_model_comes_out_at_the_published_utilisation():
         tensor=2, data=4, sequence=True, distributed_optimizer=True, tokens_per_micro_batch=8192
     )
     architecture, work = architecture_of(config), workload(config)
-    spent = phases(config, architecture, H100, servers_of(8, 1), work, fp8=False)["training"]
+    spent = phases(config, architecture, H100, servers_of(8, 1), work)["training"]
     flops = forward_flops(architecture, work)
     useful = 3 * (flops.dense + flops.attention + flops.output) * work.rollouts
     assert 0.41 <= useful / (spent * 8 * H100.bf16) <= 0.48
@@ -171,7 +149,7 @@ def test_training_of_a_dense_model_comes_out_at_the_published_utilisation():
 
 def test_the_papers_setting_fits_four_h100():
     config = qwen3_8b()
-    plans = search(config, architecture_of(config), H100, workload(config), gpus=4, fp8=False)
+    plans = search(config, architecture_of(config), H100, workload(config), gpus=4)
     assert {plan.servers.tensor for plan in plans} == {1, 2, 4}
     for plan in plans:
         assert plan.gpus == 4
@@ -183,14 +161,24 @@ def test_the_papers_setting_fits_four_h100():
     assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
 
 
+def test_the_papers_setting_8b_on_four_h100_80gb_is_reported_as_fitting():
+    done = run("method=co_rewarding_iii", "--gpus", "4", "--gpu", "h100-80gb", file=PAPER_8B)
+    assert done.exit_code == 0, done.output
+    assert "fits on 4 x h100-80gb: the best of" in done.output
+    assert "a lower bound" in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize("gpus", [4, 8, 32, 128])
-@pytest.mark.parametrize("model", PUBLISHED)
-def test_every_published_model_gets_a_plan(model, gpus):
+@pytest.mark.parametrize("model", [*MODEL_FILES, "Qwen3-30B-A3B"])
+def test_every_model_of_the_configs_gets_a_plan(model, gpus):
+    if model in MODEL_FILES:
+        file = yaml.safe_load(MODEL_FILES[model].read_text(encoding="utf-8"))
+        model = Path(file["model"]["path"]).name
     config = config_for(model)
     architecture, work = architecture_of(config), workload(config)
     every = list(layouts(config, architecture, H100, gpus))
     assert all(candidate.parallel.processes == gpus for candidate in every)
-    found = search(config, architecture, H100, work, gpus=gpus, fp8=False)
+    found = search(config, architecture, H100, work, gpus=gpus)
     assert all(plan.gpus == gpus and not plan.faults for plan in found)
     # 26 bytes for each of 30.5 G parameters are more than eight GPUs hold.
     assert bool(found) == (gpus > 8 or "30B" not in model)
@@ -206,8 +194,17 @@ def test_every_published_model_gets_a_plan(model, gpus):
         ({"data": 4, "distributed_optimizer": True}, {"data": 4}),
         ({"tokens_per_micro_batch": 4096}, {"tokens_per_micro_batch": 16384}),
         ({"pipeline": 2}, {"pipeline": 1}),
+        ({"context": 2}, {"context": 1}),
+        (
+            {"pipeline": 2, "tokens_per_micro_batch": 4096},
+            {"pipeline": 2, "virtual_pipeline": 2, "tokens_per_micro_batch": 4096},
+        ),
+        ({"optimizer": {"offload": True}}, {}),
     ],
-    ids=["full", "selective", "tensor", "sequence", "distributed", "tokens", "pipeline"],
+    ids=[
+        *("full", "selective", "tensor", "sequence", "distributed", "tokens", "pipeline"),
+        *("context", "no_interleaving", "offload"),
+    ],
 )
 def test_what_saves_memory_does(less, more):
     small, large = (
@@ -217,8 +214,8 @@ def test_what_saves_memory_does(less, more):
     assert small < large
 
 
-def run(*arguments: str):
-    return CliRunner().invoke(app, ["plan", str(RUN), *arguments])
+def run(*arguments: str, file: Path = RUN):
+    return CliRunner().invoke(app, ["plan", str(file), *arguments])
 
 
 def test_the_command_says_what_fits_and_how_to_ask_for_it():
@@ -252,7 +249,7 @@ def test_the_table_ends_with_a_plain_verdict():
     [
         (["model.path=Qwen3-30B-A3B", "--gpus", "4"], "nothing fits on 4 x h100-80gb"),
         (["--gpu", "l40s"], "does not fit on"),
-        (["--gpu", "a100-80gb", "--fp8"], "has no FP8"),
+        (["--gpu", "a100-80gb", "precision.fp8=blockwise"], "has no FP8"),
         (["--gpu", "b7", "--gpus", "4"], "--gpu: need one of"),
         (["model.path=nowhere/unknown-1b"], "model.path: need"),
         (["parallel.tensor=3", "parallel.data=1"], "parallel.tensor: need a divisor"),

@@ -5,12 +5,13 @@ import torch
 from megatron_corew.types import RolloutBatch, TrainBatch
 from tests.distributed.parts import made_up_batch, train_batch
 
-# Processes -> name -> ``parallel`` knobs.
+# Processes -> name -> ``parallel`` knobs, and ``offload`` of the optimizer.
 LAYOUTS: dict[int, dict[str, dict[str, object]]] = {
     1: {
         "alone": {},
         "selective": {"recompute": "selective"},
         "full": {"recompute": "full"},
+        "offloaded": {"offload": True},
     },
     2: {
         "tp2": {"tensor": 2},
@@ -19,6 +20,7 @@ LAYOUTS: dict[int, dict[str, dict[str, object]]] = {
         "pp2_interleaved": {"pipeline": 2, "virtual_pipeline": 2},
         "dp2": {"data": 2},
         "dp2_distributed": {"data": 2, "distributed_optimizer": True},
+        "dp2_offloaded": {"data": 2, "distributed_optimizer": True, "offload": True},
         "cp2": {"context": 2},
     },
     4: {
@@ -51,8 +53,8 @@ def batches() -> dict[str, TrainBatch]:
     return {
         "mixed": mixed,
         "unlabelled": unlabelled,
-        # Fewer rows than ranks: somebody's micro-batch is empty.
-        "one_row": select(mixed, [3]),
+        # Fewer rows than data-parallel ranks.
+        "empty_micro_batch": select(mixed, [3]),
         "one_token": one_token,
     }
 

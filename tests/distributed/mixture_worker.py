@@ -15,11 +15,9 @@ import torch.distributed as dist
 from checkpoint_tools.hf_folder import HfReader
 from megatron_corew.config import Config
 from megatron_corew.mcore.checkpoint import Checkpoints
-from megatron_corew.mcore.model import DTYPES
 from megatron_corew.mcore.parallel import Layout, parallel_world
-from megatron_corew.mcore.teacher import Teacher
 from tests.distributed.layout_worker import logit_difference, score_difference
-from tests.distributed.parts import config_for, made_up_batch, policy_for, train_batch
+from tests.distributed.parts import config_for, made_up_batch, policy_for, teacher_for, train_batch
 from tests.distributed.teacher_worker import exported, follow, train
 from tests.models import MIXTURES
 
@@ -47,7 +45,7 @@ def measure(folder: Path, config: Config, layout: Layout) -> dict:
 def with_teacher(folder: Path, saved: Path, config: Config, layout: Layout, mode: str) -> tuple:
     """A run with a teacher: what was measured, and both sets of weights at its end."""
     policy = policy_for(config, layout)
-    teacher = Teacher(policy.optimizer, policy.ddp, residual=DTYPES[config.teacher.residual])
+    teacher = teacher_for(config, policy)
     measured: dict = {"untouched": True, "losses": []}
     if mode == "measure":
         follow(policy, teacher, folder, layout)

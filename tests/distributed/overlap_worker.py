@@ -79,7 +79,9 @@ def main() -> None:
     measured: dict = {"whole": True, "flags_kept": True}
     with parallel_world(config.parallel, seed=3) as layout:
         with_teacher, without = overlapping_policy(config, layout)
-        teacher = Teacher(with_teacher.optimizer, with_teacher.ddp, residual=torch.float32)
+        teacher = Teacher(
+            with_teacher.optimizer, with_teacher.ddp, residual=torch.float32, offload=False
+        )
         rollouts = made_up_batch()
         losses: dict[str, list[float]] = {"with": [], "without": []}
         for step in range(1, 5):

@@ -6,14 +6,18 @@ import torch
 
 from checkpoint_tools.sources import open_source
 from megatron_corew.config import Config
+from megatron_corew.mcore.model import DTYPES
 from megatron_corew.mcore.parallel import Layout
 from megatron_corew.mcore.policy import Policy
+from megatron_corew.mcore.teacher import Teacher
 from megatron_corew.types import RolloutBatch, TrainBatch
 from tests.models import VOCAB_SIZE
 
 
 def config_for(folder: str, **parallel: object) -> Config:
     """A run on ``folder`` with the given ``parallel`` knobs; other sections as keywords."""
+    # Optimizer and teacher, both or neither.
+    offload = parallel.pop("offload", False)
     return Config.model_validate(
         {
             "method": "co_rewarding_i",
@@ -21,8 +25,12 @@ def config_for(folder: str, **parallel: object) -> Config:
             "model": {"path": folder, "dtype": parallel.pop("dtype", "float32")},
             "data": {"train": "lab", "max_prompt_tokens": 9},
             "rollout": {"max_response_tokens": 12},
-            "optimizer": {"lr": parallel.pop("lr", 1e-3), "eps": parallel.pop("eps", 1e-8)},
-            "teacher": {"residual": parallel.pop("residual", "float32")},
+            "optimizer": {
+                "lr": parallel.pop("lr", 1e-3),
+                "eps": parallel.pop("eps", 1e-8),
+                "offload": offload,
+            },
+            "teacher": {"residual": parallel.pop("residual", "float32"), "offload": offload},
             "parallel": {"micro_batch_rollouts": 3, "logit_chunk_tokens": 16} | parallel,
         }
     )
@@ -58,6 +66,16 @@ def train_batch(rollouts: RolloutBatch, *, seed: int = 6) -> TrainBatch:
         old_logprobs_RT=None,
         ref_logprobs_RT=(rollouts.rollout_logprobs_RT + noise[1]) * mask_RT,
         weights_RT=mask_RT / mask_RT.sum(),
+    )
+
+
+def teacher_for(config: Config, policy: Policy) -> Teacher:
+    """A teacher that moves, stored as the config says."""
+    return Teacher(
+        policy.optimizer,
+        policy.ddp,
+        residual=DTYPES[config.teacher.residual],
+        offload=config.teacher.offload,
     )
 
 

@@ -13,12 +13,11 @@ import torch.distributed as dist
 
 from checkpoint_tools.sources import open_source
 from megatron_corew.mcore.main_parameters import leaf_optimizers
-from megatron_corew.mcore.model import DTYPES
 from megatron_corew.mcore.parallel import Layout, parallel_world
 from megatron_corew.mcore.policy import Policy
 from megatron_corew.mcore.teacher import Teacher
 from megatron_corew.plan.memory import static_bytes
-from tests.distributed.parts import config_for, made_up_batch, policy_for, train_batch
+from tests.distributed.parts import config_for, made_up_batch, policy_for, teacher_for, train_batch
 from tests.distributed.split_worker import meeting_place
 
 CASES = {
@@ -82,8 +81,7 @@ def measure(family: str, folder: Path, knobs: dict) -> dict[str, dict[str, float
     config = config.model_copy(update={"method": "co_rewarding_iii"})
     with parallel_world(config.parallel, seed=0) as layout:
         policy = policy_for(config, layout)
-        residual = DTYPES[config.teacher.residual]
-        teacher = Teacher(policy.optimizer, policy.ddp, residual=residual)
+        teacher = teacher_for(config, policy)
         # Adam makes its moments in the first step.
         policy.step(train_batch(made_up_batch()), learning_rate=1e-3)
         planned = _planned(config, folder, layout)

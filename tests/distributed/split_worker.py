@@ -71,6 +71,14 @@ def distances(measured: dict[str, Tensor], reference: dict[str, Tensor]) -> dict
     return {kind: difference / largest for kind, (difference, largest) in worst.items()}
 
 
+def idles(policy: Policy, batch: TrainBatch) -> bool:
+    """Whether a rank has a micro-batch without a token to learn from."""
+    empty = [not micro.place_N.numel() for micro in policy._plan(batch.rollouts)]
+    found = torch.tensor(any(empty))
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return bool(found)
+
+
 def reordered(batch: TrainBatch, seed: int) -> tuple[TrainBatch, Tensor]:
     order = torch.randperm(len(batch.advantages_R), generator=torch.Generator().manual_seed(seed))
     return select(batch, order.tolist()), order.argsort()
@@ -95,8 +103,10 @@ def measure_layout(folder: str, knobs: dict, reference: dict[str, dict[str, Tens
                 measured["scores"] = measured["scores"][:, back]
                 if first:
                     reference[name] = measured
+                somebody_idles = idles(policy, shuffled)
                 if dist.get_rank() == 0:
                     found[f"{name} {split}"] = distances(measured, reference[name])
+                    found[f"{name} {split}"]["idles"] = float(somebody_idles)
     return found
 
 

@@ -17,10 +17,8 @@ from checkpoint_tools.sources import HfSource
 from checkpoint_tools.weight_map.entry import Entry
 from megatron_corew.mcore import weights
 from megatron_corew.mcore.checkpoint import Checkpoints
-from megatron_corew.mcore.model import DTYPES
 from megatron_corew.mcore.parallel import parallel_world
-from megatron_corew.mcore.teacher import Teacher
-from tests.distributed.parts import config_for, made_up_batch, policy_for, train_batch
+from tests.distributed.parts import config_for, made_up_batch, policy_for, teacher_for, train_batch
 
 WEIGHTS = [0.3, 0.05, 1e-4, 0.2, 1e-3, 0.1]
 
@@ -108,7 +106,7 @@ def main() -> None:
     measured: dict = {"untouched": True, "losses": []}
     with parallel_world(config.parallel, seed=3) as layout:
         policy = policy_for(config, layout)
-        teacher = Teacher(policy.optimizer, policy.ddp, residual=DTYPES[config.teacher.residual])
+        teacher = teacher_for(config, policy)
         checkpoints = Checkpoints(saved, config, policy, teacher)
         if mode == "follow":
             follow(policy, teacher, folder, layout)

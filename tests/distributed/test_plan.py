@@ -7,6 +7,7 @@ import torch
 
 from checkpoint_tools.sources import open_source
 from megatron_corew.mcore.logprobs import VOCABULARY_BLOCK
+from megatron_corew.mcore.offload import PIECE
 from megatron_corew.mcore.parallel import parallel_world
 from megatron_corew.plan import memory
 from megatron_corew.plan.activations import layer_bytes
@@ -89,3 +90,7 @@ def test_activation_bytes_are_those_that_a_real_forward_pass_keeps(
 
 def test_the_planner_knows_the_block_of_logits():
     assert memory._VOCABULARY_BLOCK == VOCABULARY_BLOCK
+
+
+def test_the_planner_knows_the_pieces_that_come_from_the_host():
+    assert memory._PIECE == 3 * PIECE

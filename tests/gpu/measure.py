@@ -1,4 +1,4 @@
-"""Measures parity, a training step, the kernels and FP8 on this machine; prints one JSON.
+"""Measures parity, a step, offloading, the kernels and FP8 on this machine; prints one JSON.
 
     python -m tests.gpu.measure [--dry-run]
 
@@ -23,7 +23,7 @@ from megatron_corew.mcore.parallel import parallel_world
 from megatron_corew.mcore.policy import Policy
 from megatron_corew.mcore.teacher import Teacher
 from megatron_corew.types import RolloutBatch, TrainBatch
-from tests.gpu import parity
+from tests.gpu import offloading, parity
 from tests.gpu.models import ONE_BILLION, TINY, MadeUpSource, run_config
 
 H100_BF16_FLOPS = 989e12
@@ -82,7 +82,7 @@ def step_and_teacher(tiny: bool) -> dict[str, dict[str, Any]]:
     batch = made_up_batch(rows, response, model["vocab_size"])
     with parallel_world(config.parallel, seed=0) as layout:
         policy = Policy(config, MadeUpSource(model, scale=0.02), layout)
-        teacher = Teacher(policy.optimizer, policy.ddp, residual=torch.float32)
+        teacher = Teacher(policy.optimizer, policy.ddp, residual=torch.float32, offload=False)
         count = sum(shard.value.numel() for shard in teacher.shards)
         took = seconds(lambda: policy.step(batch, learning_rate=1e-6), 3)
         loss = policy.step(batch, learning_rate=1e-6)["policy/loss"]
@@ -181,6 +181,7 @@ def main() -> None:
     try:
         found["logits"] = parity.measure("bfloat16")
         found |= step_and_teacher(tiny)
+        found["offload"] = offloading.measure(made_up_batch(4, 32, TINY["vocab_size"]))
         found["scores"] = scoring(tiny)
         found["fp8"] = fp8()
         found["complete"] = True

@@ -71,7 +71,7 @@ class MadeUpSource:
         return tensors
 
 
-def run_config(*, dtype: str, response_tokens: int, budget: int) -> Config:
+def run_config(*, dtype: str, response_tokens: int, budget: int, offload: bool = False) -> Config:
     """A run in one process whose sequences are packed to ``budget`` tokens."""
     return Config.model_validate(
         {
@@ -80,6 +80,8 @@ def run_config(*, dtype: str, response_tokens: int, budget: int) -> Config:
             "model": {"path": "made-up", "dtype": dtype},
             "data": {"train": "lab", "max_prompt_tokens": 64},
             "rollout": {"max_response_tokens": response_tokens},
+            "optimizer": {"offload": offload},
+            "teacher": {"offload": offload},
             "parallel": {"tokens_per_micro_batch": budget},
         }
     )
