@@ -63,6 +63,8 @@ def start_processes(config: Config, folder: RunFolder) -> int:
     An interrupt or SIGTERM is passed on and waited for, so that the processes end in their own
     order; they end by themselves when this process is killed.
     """
+    # torchrun lets an interrupt through when it can end well; Python would die of it before.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     (folder.logs / "trainer").mkdir(parents=True, exist_ok=True)
     package_root = str(Path(__file__).parents[1])
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -72,9 +74,10 @@ def start_processes(config: Config, folder: RunFolder) -> int:
         "TOKENIZERS_PARALLELISM": "false",
     }
     guard = [sys.executable, "-IS", child_of.__file__, str(os.getpid())]
-    # torchrun lets an interrupt through when it can end well; Python would die of it before.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     process = subprocess.Popen(guard + torchrun_command(config, folder), env=environment)
+    if signal.SIGINT in signal.sigpending():
+        # It came before torchrun was there to get it.
+        process.send_signal(signal.SIGINT)
     # The terminal sends an interrupt to the whole process group, torchrun included.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
