@@ -79,7 +79,8 @@ class MonitorConfig(Section):
     top_growth: Annotated[float, Field(ge=1.0)] = 2.0
     """... unless it began so high: as a multiple of its start."""
     distinct_share: Share = 0.5
-    """Smallest number of distinct answers, as a share of its start."""
+    """Smallest ratio of the distinct answers of all questions to the sum of each question's own,
+    as a share of its start. Distinct answers alone become fewer when a policy learns."""
     unreadable_gain: Share = 0.15
     """Largest rise of the share of responses that are cut, or that have no answer."""
     teacher_loss: Share = 0.25

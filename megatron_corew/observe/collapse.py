@@ -153,7 +153,7 @@ Found = tuple[str, tuple[Evidence, ...]] | None
 """Sentence and evidence of a signal that stands; None: it does not, or cannot be measured."""
 WITHIN, ACROSS = "agreement/within", "agreement/across"
 KL, TEACHER = "policy/kl", "label/teacher_policy_agreement"
-TOP, DISTINCT = "answers/top_share", "answers/distinct_share"
+TOP, SPREAD = "answers/top_share", "answers/spread"
 TRUNCATED, NO_ANSWER = "response/truncated_share", "answers/none_share"
 
 
@@ -205,18 +205,18 @@ def _drift(knobs: MonitorConfig, first: Means, last: Means, best: Best) -> Found
 def _concentration(knobs: MonitorConfig, first: Means, last: Means, best: Best) -> Found:
     """Few answers stand for many questions."""
     most = max(knobs.top_share, knobs.top_growth * first.of(TOP))
-    fewest = knobs.distinct_share * first.of(DISTINCT)
-    evidence = (_evidence(TOP, first, last, most), _evidence(DISTINCT, first, last, fewest))
+    fewest = knobs.distinct_share * first.of(SPREAD)
+    evidence = (_evidence(TOP, first, last, most), _evidence(SPREAD, first, last, fewest))
     if last.of(TOP) > most:
         return (
             f"One answer is given to many different questions: its share of all responses went "
             f"{_change(TOP, first, last)}.",
             evidence,
         )
-    if last.of(DISTINCT) < fewest:
+    if last.of(SPREAD) < fewest:
         return (
-            f"The answers to different questions become the same: distinct answers per response "
-            f"went {_change(DISTINCT, first, last)}.",
+            f"The answers to different questions become the same: distinct answers of all "
+            f"questions, over the sum of each one's own, went {_change(SPREAD, first, last)}.",
             evidence,
         )
     return None

@@ -90,11 +90,12 @@ _CHARTS: list[tuple[str, str, dict[str, str], tuple[float | None, float | None],
     (
         "Variety of answers",
         "Share of all responses with the most frequent answer, with no answer, and the number of "
-        "distinct answers per response. A collapse shows here first.",
+        "distinct answers per response; how far different questions get different answers.",
         {
             "top answer": "answers/top_share",
             "no answer": "answers/none_share",
             "distinct": "answers/distinct_share",
+            "between questions": "answers/spread",
         },
         _FROM_ZERO,
         False,

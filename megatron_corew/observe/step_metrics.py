@@ -76,6 +76,26 @@ def agreement_within(clusters: Sequence[int | None]) -> float:
     return sum(n * (n - 1) for n in counts.values()) / (size * (size - 1))
 
 
+def answer_spread(votes: Sequence[Sequence[Vote]]) -> float:
+    """How far the answers to different questions are different answers.
+
+    The distinct answers of all questions over the sum of each question's own. Learning makes a
+    question's own answers fewer and leaves the ratio alone or raises it; one answer to all of
+    them lowers it. Within a view: the other wording of a question has the same answer by right.
+
+    Args:
+        votes: of every view.
+
+    Returns:
+        1 when no two questions of a view share an answer, towards 0 when they share all; NaN when
+        nobody answered.
+    """
+    own = [[set(vote.answers) - {None} for vote in of_view] for of_view in votes]
+    together = sum(len(set().union(*of_view)) for of_view in own)
+    apart = sum(len(answers) for of_view in own for answers in of_view)
+    return together / apart if apart else math.nan
+
+
 def _reward_metrics(
     rewards: Sequence[Sequence[float]], labelled: Sequence[bool]
 ) -> dict[str, float]:
@@ -109,6 +129,7 @@ def _label_metrics(labels: Mapping[View, ViewLabels]) -> dict[str, float]:
         "answers/none_share": fmean(answer is None for answer in answers),
         "answers/distinct_share": len(found) / len(answers),
         "answers/top_share": max(found.values(), default=0) / len(answers),
+        "answers/spread": answer_spread([view.votes for view in views]),
     }
     given = [label for view in views for label in view.labels or ()]
     taught = [vote for view in views for vote in view.teacher_votes or ()]

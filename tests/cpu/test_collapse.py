@@ -37,8 +37,8 @@ CASES = {
     "contradiction": ({"agreement/within": 0.5}, {"agreement/within": 0.25}),
     "drift": ({"policy/kl": 0.01}, {"policy/kl": 0.4}),
     "concentration": (
-        {"answers/top_share": 0.1, "answers/distinct_share": 0.4},
-        {"answers/top_share": 0.35, "answers/distinct_share": 0.4},
+        {"answers/top_share": 0.1, "answers/spread": 0.4},
+        {"answers/top_share": 0.35, "answers/spread": 0.4},
     ),
     "unreadable": (
         {"answers/none_share": 0.1, "response/truncated_share": 0.0},
@@ -127,10 +127,12 @@ def test_agreement_over_the_views_may_be_measured_on_some_steps_only():
 
 
 def test_an_answer_that_was_frequent_from_the_start_may_be_twice_as_frequent():
-    start = {"answers/top_share": 0.2, "answers/distinct_share": 0.4}
+    start = {"answers/top_share": 0.2, "answers/spread": 0.4}
     assert alarms((6, start), (6, start | {"answers/top_share": 0.39})) == []
     assert len(alarms((6, start), (6, start | {"answers/top_share": 0.41}))) == 1
-    assert len(alarms((6, start), (6, start | {"answers/distinct_share": 0.19}))) == 1
+    (alarm,) = alarms((6, start), (6, start | {"answers/spread": 0.19}))
+    assert [one.now for one in alarm.evidence] == pytest.approx([0.2, 0.19])
+    assert "0.4 -> 0.19" in alarm.sentence
 
 
 def test_replaying_the_records_restores_the_state():

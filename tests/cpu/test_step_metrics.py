@@ -6,7 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from megatron_corew.observe.step_metrics import mean_metrics, refill_metrics, step_metrics
+from megatron_corew.observe.step_metrics import (
+    answer_spread,
+    mean_metrics,
+    refill_metrics,
+    step_metrics,
+)
 from megatron_corew.types import Gathered, Prompt, Rollout, RolloutGroup, ViewLabels, Vote
 
 
@@ -74,8 +79,26 @@ def test_a_step_in_numbers():
         "answers/none_share": 1 / 3,
         "answers/distinct_share": 2 / 6,
         "answers/top_share": 3 / 6,
+        # The two answers of all, over the one of the first question and the two of the second.
+        "answers/spread": 2 / 3,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
+def test_the_spread_of_answers_is_that_between_questions_and_learning_does_not_lower_it():
+    def spread(*views):
+        votes = [[vote(*answers, label=None, share=0.0) for answers in view] for view in views]
+        return answer_spread(votes)
+
+    # Three questions with answers of their own, first scattered, then sure.
+    assert spread([("1", "2", "3"), ("4", "5"), ("6",)]) == 1.0
+    assert spread([("1", "1", "1"), ("4", "4"), ("6",)]) == 1.0
+    # All give 0; two of three do.
+    assert spread([("0", "0", "0"), ("0", "0"), ("0",)]) == 1 / 3
+    assert spread([("0", "0", None), ("0", "0"), ("6",)]) == 2 / 3
+    # That both wordings of a question get its answer is no loss.
+    assert spread([("1", "2"), ("3", "4")], [("1", "1"), ("3", "3")]) == 1.0
+    assert math.isnan(spread([(None, None), (None,)]))
 
 
 def test_groups_without_a_label_count_as_such_and_in_no_mean():
