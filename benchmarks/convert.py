@@ -1,9 +1,10 @@
 """Measures the converters: GB/s both ways against copying, memory as models grow, transformers.
 
 Every figure is taken in the same run, each conversion in a process of its own so that its peak
-memory is its own. Every target replaces that of the round before, removed at the last moment: then
-all of them write into memory that the machine has, and none waits for a host to provide it. The
-first round only makes these targets. Ratios are medians over the repeats. JSON goes to stdout.
+memory is its own. Every target replaces an older one, removed at the last moment: then all write
+into memory that the machine has, none waits for a host to provide it, and nothing is pushed out of
+memory. The first round only makes these targets. Ratios are medians over the repeats. JSON goes to
+stdout.
 """
 
 import argparse
@@ -114,17 +115,17 @@ def copy(source: Path, target: Path, *, synced: bool) -> float:
 
 def measure(root: Path, layers: int, repeats: int, workers: int) -> dict[str, object]:
     """All figures of one size of model."""
-    source, checkpoint, back = root / "hf", root / "megatron", root / "back"
+    source, checkpoint, target = root / "hf", root / "megatron", root / "target"
     num_bytes = make_model(source, layers)
     rounds = []
     for _ in range(1 + repeats):
         figures = {
-            "cp_s": copy(source, root / "copy", synced=False),
-            "cp_sync_s": copy(source, root / "copy", synced=True),
+            "cp_s": copy(source, target, synced=False),
+            "cp_sync_s": copy(source, target, synced=True),
             "to_megatron": run(_TO_MEGATRON, source, checkpoint, workers),
-            "to_hf": run(_TO_HF, checkpoint, back, workers),
-            "transformers": run(_TRANSFORMERS, source, root / "resaved", workers),
-            "transformers_and_sync": run(_TRANSFORMERS_SYNCED, source, root / "resaved", workers),
+            "to_hf": run(_TO_HF, checkpoint, target, workers),
+            "transformers": run(_TRANSFORMERS, source, target, workers),
+            "transformers_and_sync": run(_TRANSFORMERS_SYNCED, source, target, workers),
         }
         rounds.append(figures)
     del rounds[0]
