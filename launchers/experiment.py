@@ -8,6 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 
 import nemo_run as run
+from nemo_run.core.frontend.console.api import CONSOLE
 
 from launchers.cluster import check_here
 from launchers.options import Launch
@@ -88,7 +89,9 @@ def _whole_lines(dry_run: bool) -> Iterator[None]:
     if not dry_run or sys.stdout.isatty():
         yield
         return
+    # Consoles made from here on, and NeMo-Run's own, which is older than this call.
     os.environ["COLUMNS"] = str(PIPE_COLUMNS)
+    CONSOLE.width = PIPE_COLUMNS
     with redirect_stdout(StringIO()) as shown:
         yield
     for line in shown.getvalue().splitlines():

@@ -17,6 +17,9 @@ _FROM_SLURM = {
     "SLURM_LOCALID": "LOCAL_RANK",
 }
 
+_INSIST_S = 60
+"""Seconds after an interrupt until SIGTERM follows: twice as long as torchrun lets its processes
+live. Python loses an interrupt that comes while it runs a callback, as between fork and exec."""
 SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "ended by SIGTERM"}
 """Exit codes of the trainer's processes after a signal to all of them."""
 
@@ -78,8 +81,17 @@ def start_processes(config: Config, folder: RunFolder) -> int:
     if signal.SIGINT in signal.sigpending():
         # It came before torchrun was there to get it.
         process.send_signal(signal.SIGINT)
+    interrupts: list[int] = []
+
+    def insist_later(*_: object) -> None:
+        interrupts.append(signal.SIGINT)
+        signal.alarm(_INSIST_S)
+
     # The terminal sends an interrupt to the whole process group, torchrun included.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, insist_later)
+    signal.signal(signal.SIGALRM, lambda *_: process.terminate())
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    return process.wait()
+    code = process.wait()
+    signal.alarm(0)
+    return 128 + signal.SIGINT if interrupts and code == 128 + signal.SIGTERM else code

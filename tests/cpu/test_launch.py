@@ -136,6 +136,40 @@ def test_a_signal_ends_all_processes_with_its_code_and_without_a_traceback(
             os.kill(int(path.read_text()), 0)
 
 
+DEAF = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+DEAF_STARTER = """
+import sys
+from pathlib import Path
+from megatron_corew import launch
+from megatron_corew.config_file import load_config
+from megatron_corew.runs import RunFolder
+
+folder = Path(sys.argv[1])
+launch._INSIST_S = 1
+launch.torchrun_command = lambda *_: [sys.executable, str(folder / "deaf.py"), folder / "there"]
+sys.exit(launch.start_processes(load_config(folder / "config.yaml"), RunFolder(folder)))
+"""
+
+
+def test_an_interrupt_that_torchrun_has_lost_ends_it_later_all_the_same(tmp_path):
+    save_config(config_for(tmp_path), tmp_path / "config.yaml")
+    (tmp_path / "deaf.py").write_text(DEAF)
+    command = [sys.executable, "-c", DEAF_STARTER, str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    while not (tmp_path / "there").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+
+
 def test_an_interrupted_command_says_so_in_one_line_and_how_to_go_on(tmp_path, monkeypatch):
     config = config_for(tmp_path)
     save_config(config, tmp_path / "run.yaml")

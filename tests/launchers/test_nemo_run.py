@@ -23,7 +23,8 @@ def launch(
     return subprocess.run(
         [str(PYTHON), "-m", f"launchers.{launcher}", *arguments],
         cwd=ROOT,
-        env=os.environ | {"NEMORUN_HOME": str(home), "PATH": path},
+        # A shell that exports the width of its window is no reason to fold.
+        env=os.environ | {"NEMORUN_HOME": str(home), "PATH": path, "COLUMNS": "80"},
         capture_output=True,
         text=True,
         timeout=120,
