@@ -92,7 +92,11 @@ def _whole_lines(dry_run: bool) -> Iterator[None]:
     # Consoles made from here on, and NeMo-Run's own, which is older than this call.
     os.environ["COLUMNS"] = str(PIPE_COLUMNS)
     CONSOLE.width = PIPE_COLUMNS
-    with redirect_stdout(StringIO()) as shown:
-        yield
-    for line in shown.getvalue().splitlines():
-        sys.stdout.write(f"{FILLING.sub('  ', line).rstrip()}\n")
+    shown = StringIO()
+    try:
+        with redirect_stdout(shown):
+            yield
+    finally:
+        # Also what a failure had shown before it.
+        for line in shown.getvalue().splitlines():
+            sys.stdout.write(f"{FILLING.sub('  ', line).rstrip()}\n")

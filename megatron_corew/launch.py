@@ -84,8 +84,10 @@ def start_processes(config: Config, folder: RunFolder) -> int:
     interrupts: list[int] = []
 
     def insist_later(*_: object) -> None:
+        # Counted from the first: who presses again and again is not to wait longer.
+        if not interrupts:
+            signal.alarm(_INSIST_S)
         interrupts.append(signal.SIGINT)
-        signal.alarm(_INSIST_S)
 
     # The terminal sends an interrupt to the whole process group, torchrun included.
     signal.signal(signal.SIGINT, insist_later)
