@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,8 @@ def run_to_end(command: list[str]) -> str:
     return done.stdout
 
 
-def kill_after_step(command: list[str], folder: Path, step: int) -> None:
-    """Start a run and kill -9 its whole process group once ``step`` is recorded."""
+def kill_once(command: list[str], reached: Callable[[], bool]) -> None:
+    """Start a run and kill -9 all of it as soon as it has got so far."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -62,14 +63,16 @@ def kill_after_step(command: list[str], folder: Path, step: int) -> None:
     )
     deadline = time.monotonic() + 400
     try:
-        while time.monotonic() < deadline and process.poll() is None:
-            if any(record["step"] >= step for record in read_metrics(folder)):
-                break
+        while time.monotonic() < deadline and process.poll() is None and not reached():
             time.sleep(0.05)
         assert process.poll() is None, "the run ended before it could be killed"
     finally:
         kill_tree(process.pid)
         process.wait()
+
+
+def has_recorded(folder: Path, step: int) -> bool:
+    return any(record["step"] >= step for record in read_metrics(folder))
 
 
 def kill_tree(root: int) -> None:
@@ -122,7 +125,7 @@ def test_a_run_ends_with_a_summary_a_report_and_small_log_prob_gaps(whole_run):
 def test_a_killed_run_resumes_with_the_metrics_of_an_uninterrupted_one(whole_run, tmp_path):
     folder, _ = whole_run
     command = train_command(tmp_path, "killed")
-    kill_after_step(command, tmp_path / "killed", 3)
+    kill_once(command, lambda: has_recorded(tmp_path / "killed", 3))
     output = run_to_end(command)
     assert "resuming" in output
     whole, resumed = comparable(folder), comparable(tmp_path / "killed")
@@ -209,7 +212,7 @@ def test_a_rollback_that_is_killed_and_resumed_ends_like_one_that_is_not(whole_r
     assert records[4]["policy/kl"] == plain[4]["policy/kl"]
 
     command = [*train_command(tmp_path, "killed"), *knobs]
-    kill_after_rollback(command, killed)
+    kill_once(command, lambda: has_turned_back(killed))
     run_to_any_end(command)
     assert comparable(killed) == records
     assert happened(killed) == happened(whole)
@@ -229,24 +232,7 @@ def happened(folder: Path) -> list[tuple[str, int]]:
     return [(event["event"], event["step"]) for event in events if event["event"] != "start"]
 
 
-def kill_after_rollback(command: list[str], folder: Path) -> None:
-    """Start a run and kill -9 all of it once it has turned back and done a step."""
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 400
-    try:
-        while time.monotonic() < deadline and process.poll() is None:
-            turned = any(event["event"] == "rollback" for event in read_events(folder))
-            if turned and read_metrics(folder)[-1]["step"] > 3:
-                break
-            time.sleep(0.05)
-        assert process.poll() is None, "the run ended before it could be killed"
-    finally:
-        kill_tree(process.pid)
-        process.wait()
+def has_turned_back(folder: Path) -> bool:
+    """And done a step since."""
+    turned = any(event["event"] == "rollback" for event in read_events(folder))
+    return turned and read_metrics(folder)[-1]["step"] > 3
